@@ -1,0 +1,190 @@
+# Sourced by ./dev: brings what a fresh Debian machine lacks, once, and remembers it.
+#
+# Debian packages are asked for only when the thing they bring is missing. Python packages live
+# in .venv; a stamp in .venv/dvm-setup holds the list that was installed, so a second call costs
+# a few file tests. What could not be had (no network) is remembered there as well: the work goes
+# on without it, and the end of each command says what was left out and how to get it.
+
+VENV=${DVM_VENV:-$ROOT/.venv}
+STAMPS=$VENV/dvm-setup
+TORCH=torch==${DVM_TORCH_VERSION:-2.13.0}
+PYTHON=
+
+say() { printf '== %s\n' "$*" >&2; }
+die() { printf 'dev: %s\n' "$*" >&2; exit 1; }
+
+# with_lock FILE COMMAND...: several ./dev at a time take turns.
+with_lock() {
+    local lock=$1
+    shift
+    mkdir -p "${lock%/*}"
+    {
+        if ! flock -n 9; then
+            say "another ./dev is at work here; waiting for it"
+            flock 9
+        fi
+        "$@" 9>&-
+    } 9>"$lock"
+}
+
+# ------------------------------------------------------------------ Debian packages
+
+have() {
+    case $1 in
+        /*) compgen -G "$1" >/dev/null ;;
+        *) command -v "$1" >/dev/null 2>&1 ;;
+    esac
+}
+
+# apt_need THING PACKAGE [THING PACKAGE]...: THING is a command or a file pattern. False when
+# something is still missing afterwards.
+apt_need() {
+    local missing=() pair=("$@") sudo=
+    while (($#)); do
+        have "$1" || missing+=("$2")
+        shift 2
+    done
+    ((${#missing[@]})) || return 0
+    local stamp="$STAMPS/apt-failed-${missing[*]// /-}"
+    [[ ! -e $stamp ]] || return 1
+    if ! command -v apt-get >/dev/null; then
+        say "missing, and no apt-get here to install it: ${missing[*]}"
+    else
+        if [[ $(id -u) != 0 ]]; then sudo="sudo -n"; fi
+        say "installing Debian packages: ${missing[*]}"
+        if $sudo apt-get update -qq </dev/null >/dev/null 2>&1 &&
+            DEBIAN_FRONTEND=noninteractive $sudo apt-get install -y -qq --no-install-recommends \
+                "${missing[@]}" </dev/null >/dev/null; then
+            hash -r
+        else
+            say "apt-get could not install: ${missing[*]}"
+        fi
+    fi
+    set -- "${pair[@]}"
+    while (($#)); do
+        if ! have "$1"; then
+            mkdir -p "$STAMPS" && : >"$stamp"
+            return 1
+        fi
+        shift 2
+    done
+}
+
+# ------------------------------------------------------------------ Python
+
+find_python() {
+    local candidate
+    for candidate in ${DVM_PYTHON:-python3 python3.14 python3.13 python3.12 python3.11}; do
+        if "$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
+            "$candidate" -c 'import sys; print(sys.executable)'
+            return
+        fi
+    done
+    return 1
+}
+
+venv_ready() { [[ -f $STAMPS/base || (-x $VENV/bin/python && -f $STAMPS/tools) ]]; }
+
+make_venv() {
+    local base
+    ! venv_ready || return 0 # another ./dev made it while this one waited
+    if ! base=$(find_python); then
+        apt_need /usr/bin/python3 python3 || true
+        base=$(find_python) || die "no Python 3.11 or newer on PATH (DVM_PYTHON names one)"
+    fi
+    case $base in
+        /usr/bin/*) # Debian's own Python comes in parts.
+            apt_need '/usr/lib/python3.*/ensurepip/__init__.py' python3-venv \
+                '/usr/include/python3*/Python.h' python3-dev || true
+            ;;
+    esac
+    say "creating ${VENV#"$ROOT"/} with $("$base" --version)"
+    "$base" -m venv "$VENV" || die "$base cannot create a virtual environment"
+    mkdir -p "$STAMPS"
+    if ! pip_group tools meson ninja; then
+        # No package index, but perhaps a Python that has everything already.
+        if "$base" -c 'import mesonbuild' 2>/dev/null; then
+            say "using $("$base" --version) and its packages as they are"
+            printf '%s\n' "$base" >"$STAMPS/base"
+        else
+            die "meson 1.3 or newer could not be installed: no package index reached." \
+                "'./dev build --setup' tries again"
+        fi
+    fi
+}
+
+# pip_group NAME PACKAGE...: installs the group once. False when it could not be had.
+pip_group() {
+    local stamp=$STAMPS/$1 want="${*:2}"
+    [[ ! -f $stamp || $(<"$stamp") != "$want" ]] || return 0
+    [[ ! -f $stamp.left-out || $(<"$stamp.left-out") != "$want" ]] || return 1
+    say "installing Python packages: $want"
+    if PIP_DISABLE_PIP_VERSION_CHECK=1 "$VENV/bin/python" -m pip install -q --no-input \
+        --retries 2 "${@:2}" </dev/null 2>"$STAMPS/$1.log"; then
+        rm -f "$stamp.left-out"
+        printf '%s\n' "$want" >"$stamp"
+    else
+        grep -v '^WARNING: Location' "$STAMPS/$1.log" | tail -n 3 >&2 || true
+        printf '%s\n' "$want" >"$stamp.left-out"
+        return 1
+    fi
+}
+
+choose_python() {
+    if [[ -f $STAMPS/base ]]; then
+        PYTHON=$(<"$STAMPS/base")
+    else
+        PYTHON=$VENV/bin/python
+    fi
+    PATH=${PYTHON%/*}:$PATH
+    export PATH PYTHON
+}
+
+# ------------------------------------------------------------------ what a command needs
+
+# To configure and compile.
+setup_build() {
+    apt_need gcc gcc /usr/include/stdio.h libc6-dev pkg-config pkg-config git git nm binutils ||
+        die "a C compiler is needed: apt-get install gcc libc6-dev pkg-config git binutils"
+    case ${CC:-gcc} in
+        clang*) apt_need "${CC%% *}" clang '/usr/lib/llvm-*/lib/clang/*/lib/linux' \
+            libclang-rt-14-dev || die "$CC is missing: apt-get install clang" ;;
+    esac
+    venv_ready || with_lock "$VENV.lock" make_venv
+    choose_python
+}
+
+# To test and to lint: everything but torch.
+setup_python() {
+    setup_build
+    [[ ! -f $STAMPS/base ]] || return 0
+    with_lock "$STAMPS/lock" pip_group python numpy pytest hypothesis rich ruff==0.17.6 \
+        clang-format==23.1.5 || true
+}
+
+setup_torch() {
+    setup_python
+    [[ ! -f $STAMPS/base && ${DVM_TORCH_VERSION:-} != none ]] || return 0
+    with_lock "$STAMPS/lock" pip_group torch "$TORCH" || true
+}
+
+setup_tests() {
+    apt_need g++ g++ /usr/include/cmocka.h libcmocka-dev || true
+    setup_torch
+}
+
+# Forgets what could not be had, so that it is tried again.
+setup_again() { rm -f "$STAMPS"/*.left-out "$STAMPS"/apt-failed-* "$STAMPS/base"; }
+
+# Called at the end of a command.
+say_left_out() {
+    local file
+    shopt -s nullglob
+    for file in "$STAMPS"/*.left-out; do
+        say "left out, no package index reached: $(<"$file") ('./dev build --setup' tries again)"
+    done
+    for file in "$STAMPS"/apt-failed-*; do
+        say "left out, not installed: ${file##*apt-failed-} ('./dev build --setup' tries again)"
+    done
+    shopt -u nullglob
+}
