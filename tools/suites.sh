@@ -1,0 +1,303 @@
+# Sourced by ./dev: the suites, their counts, and the tiers that are made of them.
+#
+# Each suite adds to PASSED, FAILED, SKIPPED and prints one line; what failed is shown above it.
+# The last line of a tier is the sum, alone on its line.
+
+PASSED=0 FAILED=0 SKIPPED=0
+LOGS=
+
+# begin NAME / end: one suite.
+begin() {
+    SUITE=$1
+    LOGS=$BUILD/test-logs/${1// /-}
+    rm -rf "$LOGS"
+    mkdir -p "$LOGS"
+    START=$EPOCHREALTIME
+}
+
+end() { # PASSED FAILED SKIPPED
+    local us=$((${EPOCHREALTIME/[.,]/} - ${START/[.,]/}))
+    PASSED=$((PASSED + $1)) FAILED=$((FAILED + $2)) SKIPPED=$((SKIPPED + $3))
+    printf '%-28s %5d ok  %3d failed  %3d skipped  %6d.%d s\n' \
+        "$SUITE" "$1" "$2" "$3" $((us / 1000000)) $((us / 100000 % 10))
+}
+
+total() {
+    say_left_out
+    printf '%d passed, %d failed, %d skipped\n' "$PASSED" "$FAILED" "$SKIPPED"
+    ((FAILED == 0))
+}
+
+# counts FILE: the numbers of its last "N passed, N failed[, N skipped]" line; false without one.
+counts() {
+    sed -n 's/^\([0-9]*\) passed, \([0-9]*\) failed\(, \([0-9]*\) skipped\)\{0,1\}$/\1 \2 \4/p' "$1" |
+        awk '{ p = $1; f = $2; s = $3 + 0; any = 1 } END { if (any) print p, f, s; exit !any }'
+}
+
+# ------------------------------------------------------------------ suites
+
+# One cmocka program speaks TAP; a crash or a plan that was not kept is one failure more.
+suite_unit() { # PATTERN
+    local bin name files=()
+    begin "unit${NOTE:+ $NOTE}"
+    for bin in "$BUILD"/tests/unit/test_*; do
+        [[ -f $bin && -x $bin ]] || continue
+        name=${bin##*/}
+        [[ $name == *"$1"* ]] && files+=("$bin")
+    done
+    ((${#files[@]})) || return 0
+    printf '%s\n' "${files[@]}" | LOGS=$LOGS CMOCKA_MESSAGE_OUTPUT=TAP xargs -r -n 1 -P "$JOBS" sh -c '
+        log=$LOGS/${1##*/}
+        timeout 600 ${DVM_EMU:-} "$1" >"$log" 2>&1
+        echo "exit $?" >>"$log"' unit
+    # shellcheck disable=SC2046
+    end $(for bin in "${files[@]}"; do tap_counts "$LOGS/${bin##*/}"; done |
+        awk '{ p += $1; f += $2; s += $3 } END { print p + 0, f + 0, s + 0 }')
+    for bin in "${files[@]}"; do
+        if [[ $(tap_counts "$LOGS/${bin##*/}") != *" 0 "* ]]; then
+            printf -- '--- %s\n' "${bin#"$ROOT"/}"
+            grep -v '^ok ' "$LOGS/${bin##*/}" | head -n 40
+        fi
+    done
+}
+
+tap_counts() {
+    awk '
+        /^1\.\.[0-9]+/ { sub(/^1\.\./, ""); plan += $0 }
+        /^ok / { if (/# SKIP/) s++; else p++ }
+        /^not ok / { if (/# SKIP/) s++; else f++ }
+        /^exit / { code = $2 }
+        END {
+            if (p + f + s < plan) f++
+            else if (code != 0 && f == 0) f++
+            print p + 0, f + 0, s + 0
+        }' "$1"
+}
+
+# A program or script that ends with "N passed, N failed[, N skipped]".
+suite_counted() { # NAME COMMAND...
+    local code=0 numbers
+    begin "$1${NOTE:+ $NOTE}"
+    "${@:2}" >"$LOGS/log" 2>&1 || code=$?
+    if ! numbers=$(counts "$LOGS/log"); then
+        numbers="0 1 0"
+        echo "no closing line (exit code $code):" >>"$LOGS/log"
+    elif [[ $code != 0 && $numbers == *" 0 "* ]]; then
+        numbers="${numbers%% *} 1 ${numbers##* }"
+    fi
+    # shellcheck disable=SC2086
+    [[ $numbers == "0 0 0" ]] || end $numbers
+    if [[ $numbers != *" 0 "* ]]; then
+        printf -- '--- %s\n' "${*:2}"
+        tail -n "${DVM_TEST_LINES:-80}" "$LOGS/log"
+    fi
+}
+
+suite_golden() { suite_counted golden tests/run.sh golden --match="$1"; }
+
+suite_cli() { suite_counted cli tests/run.sh cli --match="$1"; }
+
+suite_kern() {
+    [[ -x $BUILD/tests/checkkern ]] || return 0
+    # shellcheck disable=SC2086
+    suite_counted kern ${DVM_EMU:-} "$BUILD/tests/checkkern" ${1:+"--func=$1"}
+}
+
+suite_py() { # PATTERN MARKS
+    local code=0 xml numbers files=(tests/py) select=()
+    compgen -G 'tests/py/test_*.py' >/dev/null || return 0
+    if ! python -c 'import pytest, numpy' 2>/dev/null; then
+        begin py
+        end 0 0 1
+        echo "--- py: pytest or numpy is not installed"
+        return 0
+    fi
+    if [[ -n $1 ]]; then
+        mapfile -t files < <(find tests/py -name "test_*$1*.py" | sort)
+        ((${#files[@]})) || { files=(tests/py) select=(-k "$1"); }
+    fi
+    begin "py${NOTE:+ $NOTE}"
+    xml=$LOGS/junit.xml
+    python -m pytest "${files[@]}" "${select[@]}" -m "$2" -q --tb=short -p no:cacheprovider \
+        --junitxml="$xml" </dev/null >"$LOGS/log" 2>&1 || code=$?
+    case $code in
+        5) numbers="0 0 0" ;;
+        *) numbers=$(junit_counts "$xml") || numbers="0 1 0" ;;
+    esac
+    [[ $code == 0 || $code == 5 || $numbers != *" 0 "* ]] || numbers="${numbers%% *} 1 ${numbers##* }"
+    # shellcheck disable=SC2086
+    end $numbers
+    if [[ $numbers != *" 0 "* ]]; then
+        printf -- '--- pytest %s\n' "${files[*]} ${select[*]}"
+        tail -n "${DVM_TEST_LINES:-80}" "$LOGS/log"
+    fi
+}
+
+junit_counts() {
+    python - "$1" <<'PY'
+import sys
+import xml.etree.ElementTree as tree
+
+suite = next(tree.parse(sys.argv[1]).iter("testsuite"))
+n, failed, errors, skipped = (
+    int(suite.get(key, 0)) for key in ("tests", "failures", "errors", "skipped")
+)
+print(n - failed - errors - skipped, failed + errors, skipped)
+PY
+}
+
+# ------------------------------------------------------------------ tier 1
+
+tier1() { # PATTERN: SUITE, SUITE:NAME or NAME
+    local pattern=$1 suite suites=(unit golden kern cli py)
+    use_tree
+    case $pattern in
+        unit | golden | kern | cli | py) suites=("$pattern") pattern= ;;
+        checkkern) suites=(kern) pattern= ;;
+        unit:* | golden:* | kern:* | cli:* | py:*) suites=("${pattern%%:*}") pattern=${pattern#*:} ;;
+        tests/golden/*) suites=(golden) ;;
+        tests/cli/*) suites=(cli) ;;
+        tests/unit/* | tests/py/*)
+            suites=("$(cut -d/ -f2 <<<"$pattern")")
+            pattern=$(basename "${pattern%.*}")
+            [[ ${suites[0]} != py ]] || pattern=${pattern#test_}
+            ;;
+        ?*) suites=(unit golden kern cli py) ;;
+    esac
+    for suite in "${suites[@]}"; do
+        case $suite in
+            py) suite_py "$pattern" "not slow and not gpu" ;;
+            *) "suite_$suite" "$pattern" ;;
+        esac
+    done
+    ((PASSED + FAILED + SKIPPED > 0)) || [[ -z $1 ]] || die "no test matches '$1'"
+    total
+}
+
+# ------------------------------------------------------------------ tier 2
+
+isa_levels() {
+    case $(uname -m) in
+        x86_64)
+            echo base
+            grep -q -w avx2 /proc/cpuinfo && echo avx2
+            grep -q -w avx512vl /proc/cpuinfo && echo avx512
+            ;;
+    esac
+    return 0
+}
+
+tier2() {
+    local isa main=$BUILD
+    build
+    say "tier 1"
+    use_tree
+    suite_unit "" && suite_golden "" && suite_kern "" && suite_cli ""
+    suite_py "" "not gpu"
+
+    for isa in $(isa_levels); do
+        say "CPU level capped at $isa"
+        NOTE=isa=$isa
+        export DVM_ISA=$isa
+        suite_unit "" && suite_golden "" && suite_kern "" && suite_cli ""
+        unset DVM_ISA
+    done
+
+    say "address and undefined behaviour sanitizers"
+    NOTE=asan
+    export ASAN_OPTIONS=${ASAN_OPTIONS:-detect_leaks=1:detect_stack_use_after_return=1}
+    export UBSAN_OPTIONS=${UBSAN_OPTIONS:-print_stacktrace=1:halt_on_error=1}
+    sanitized address,undefined
+    DVM_BUILD=$BUILD
+    suite_unit "" && suite_golden "" && suite_kern "" && suite_cli ""
+
+    say "thread sanitizer"
+    NOTE=tsan
+    sanitized thread
+    DVM_BUILD=$BUILD
+    suite_unit "" && suite_golden "" && suite_kern ""
+
+    tier2_aarch64
+    NOTE=
+
+    BUILD=$main
+    fuzz "${DVM_FUZZ_SECONDS:-60}" "" || FAILED=$((FAILED + 1))
+    total
+}
+
+tier2_aarch64() {
+    say "AArch64 under emulation"
+    NOTE=aarch64
+    BUILD=$ROOT/build-aarch64
+    if ! apt_need aarch64-linux-gnu-gcc gcc-aarch64-linux-gnu qemu-aarch64 qemu-user \
+        /usr/aarch64-linux-gnu/include/stdio.h libc6-dev-arm64-cross; then
+        SKIPPED=$((SKIPPED + 1))
+        return 0
+    fi
+    CC='' build_tree "$BUILD" --cross-file tools/cross/aarch64.ini -Dpython=disabled
+    DVM_BUILD=$BUILD
+    export DVM_EMU='qemu-aarch64 -L /usr/aarch64-linux-gnu'
+    # cmocka has no AArch64 build here: the kernels and the command are tested.
+    DVM_TEST_TIMEOUT=300 suite_kern ""
+    DVM_TEST_TIMEOUT=300 suite_golden ""
+    unset DVM_EMU
+}
+
+# ------------------------------------------------------------------ fuzzing
+
+fuzz() { # SECONDS NAME
+    local dir=$ROOT/build-fuzz bin name bad=0 any=
+    have clang || apt_need clang clang \
+        '/usr/lib/llvm-*/lib/clang/*/lib/linux/libclang_rt.fuzzer-*.a' libclang-rt-14-dev ||
+        { say "fuzzing left out: no clang"; return 0; }
+    if ! compgen -G 'tests/fuzz/*.c' >/dev/null; then
+        say "no targets in tests/fuzz"
+        return 0
+    fi
+    CC=clang build_tree "$dir" -Dbuildtype=debugoptimized -Db_sanitize=address,undefined \
+        -Db_lundef=false -Dpython=disabled -Dfuzz=true
+    for bin in "$dir"/tests/fuzz_*; do
+        [[ -f $bin && -x $bin ]] || continue
+        name=${bin##*/fuzz_}
+        [[ $name == *"$2"* ]] || continue
+        any=1
+        mkdir -p "$dir/corpus/$name" "$dir/found/$name"
+        say "fuzzing $name for $1 s"
+        # Seeds come from tests/fuzz/seeds/NAME and the golden files; findings stay in the build.
+        local seeds=()
+        [[ ! -d tests/fuzz/seeds/$name ]] || seeds+=("tests/fuzz/seeds/$name")
+        [[ ! -d tests/golden ]] || seeds+=(tests/golden)
+        if ! "$bin" -max_total_time="$1" -timeout=20 -rss_limit_mb=4096 -print_final_stats=1 \
+            -artifact_prefix="$dir/found/$name/" "$dir/corpus/$name" "${seeds[@]}" \
+            >"$dir/$name.log" 2>&1; then
+            tail -n 40 "$dir/$name.log"
+            say "$name failed; inputs are in ${dir#"$ROOT"/}/found/$name"
+            bad=1
+        else
+            grep -E 'number_of_executed_units|new_units_added' "$dir/$name.log" || true
+        fi
+    done
+    [[ -n $any ]] || die "no fuzz target matches '$2'"
+    return $bad
+}
+
+# ------------------------------------------------------------------ GPU
+
+gpu_test() {
+    local missing=()
+    [[ -e /dev/nvidiactl || -e /dev/dxg ]] || missing+=("a CUDA device")
+    command -v nvcc >/dev/null || missing+=("nvcc (the prebuilt VM kernels)")
+    if [[ ${missing[0]:-} == "a CUDA device" ]]; then
+        say "not here: $(printf '%s; ' "${missing[@]}")nothing of the GPU tier was run"
+        echo "0 passed, 0 failed, 1 skipped"
+        return 0
+    fi
+    [[ ${#missing[@]} == 0 ]] || say "not here: ${missing[*]}; the tests that need it are skipped"
+    setup_tests
+    build
+    use_tree
+    [[ ! -x $BUILD/tests/checkkern ]] ||
+        suite_counted "kern cuda" "$BUILD/tests/checkkern" --device=cuda
+    suite_py "" "gpu"
+    total
+}
