@@ -1,0 +1,29 @@
+/* Compiler extensions live here and nowhere else. */
+#ifndef DVM_BASE_CC_H
+#define DVM_BASE_CC_H
+#include <assert.h>
+#include <stdalign.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#if defined(__GNUC__)
+#define DVM_INLINE static inline __attribute__((always_inline))
+#define DVM_NOINLINE __attribute__((noinline))
+#define DVM_PRINTF(f, a) __attribute__((format(printf, f, a)))
+#define DVM_LIKELY(x) __builtin_expect(!!(x), 1)
+#define DVM_UNLIKELY(x) __builtin_expect(!!(x), 0)
+#define DVM_MUST_USE __attribute__((warn_unused_result))
+#define DVM_RESTRICT __restrict__
+#else
+#error "gcc or clang is needed"
+#endif
+
+#define DVM_COUNT(a) (sizeof(a) / sizeof((a)[0]))
+#define DVM_MIN(a, b) ((a) < (b) ? (a) : (b))
+#define DVM_MAX(a, b) ((a) > (b) ? (a) : (b))
+
+/* a * b and a + b on sizes; false when the result leaves int64. */
+DVM_INLINE bool dvm_mul_ok(int64_t a, int64_t b, int64_t *r) { return !__builtin_mul_overflow(a, b, r); }
+DVM_INLINE bool dvm_add_ok(int64_t a, int64_t b, int64_t *r) { return !__builtin_add_overflow(a, b, r); }
+#endif

@@ -1,0 +1,88 @@
+/* The plan of one graph at one set of concrete shapes: kernels in order, each a loop nest around strips, over
+ * planned buffers. Made by plan/ (which kernels, which phases, which operands) with the bytecode emitted by code/;
+ * executed by vm/drive.c for CPU tiers. One block of memory, immutable, shared by threads.
+ *
+ * Axes of a kernel, outermost first:  kept axes | reduced axes (COL kernels only) | strip axis.
+ *   MAP  every axis kept; a box is (axis naxes-2) x (axis naxes-1)
+ *   ROW  the strip axis is reduced; a block is up to `block` rows of axis naxes-2, phases run one after the other
+ *        over the block
+ *   COL  nm reduced axes, flattened row-major, stand before the strip axis, which is kept; a block is up to `block`
+ *        columns
+ * There are at least two axes in MAP and ROW kernels and one reduced axis in COL kernels (size 1 where needed). */
+#ifndef DVM_PLAN_PLAN_H
+#define DVM_PLAN_PLAN_H
+#include "base/mem.h"
+#include "code/strip.h"
+
+enum { DVM_MAX_AXES = 14 };
+
+enum dvm_src {
+    DVM_SRC_INPUT,   /* argument `index` */
+    DVM_SRC_OUTPUT,  /* output `index` */
+    DVM_SRC_WS,      /* workspace of the run */
+    DVM_SRC_SCRATCH, /* block-local; stride counts from the start of the block (block axis, strip axis) */
+    DVM_SRC_NONE     /* IOTA: offset is the number at the origin */
+};
+
+struct dvm_bind {
+    uint8_t src;
+    uint16_t index;
+    int64_t offset;                /* bytes */
+    int64_t stride[DVM_MAX_AXES];  /* bytes per step of each kernel axis */
+    int64_t gs, gn;                /* PICK */
+};
+
+/* A phase: a strip over the kernel's space, or (VEC) over the block axis only: rows of a ROW block, columns of a COL
+ * block. */
+enum dvm_phase_kind { DVM_PHASE_FULL, DVM_PHASE_VEC };
+struct dvm_phase {
+    uint8_t kind;
+    uint8_t pass;                /* MAP, ROW or COL: mode of the strip */
+    uint16_t nbind, nparam;
+    uint32_t strip;              /* in dvm_plan.strip */
+    const struct dvm_bind *bind; /* one per strip operand */
+    const uint16_t *param;       /* strip parameter -> plan parameter */
+};
+
+struct dvm_kplan {
+    uint8_t kind; /* enum dvm_strip_mode */
+    uint8_t naxes, nm;
+    uint8_t whole_rows; /* has a SCAN, or keeps rows in scratch: a row is never cut */
+    uint16_t nphase;
+    int64_t size[DVM_MAX_AXES];
+    int64_t block;    /* rows (ROW) or columns (COL) in a block, >= 1 */
+    size_t scratch;   /* bytes of block-local buffers for `block` rows or columns */
+    int64_t bytes;    /* operand bytes moved */
+    const struct dvm_phase *phase;
+    const char *why;  /* one line: what bounds this kernel */
+};
+
+/* Parameters: numbers fixed by the shapes, or scalar arguments read at each run. */
+struct dvm_pparam {
+    uint8_t vt;      /* value type of the strip parameter */
+    uint8_t dtype;   /* f16, bf16, u8, i8: rounded to it first */
+    int16_t input;   /* argument, or -1: bits */
+    uint64_t bits;
+};
+
+struct dvm_plan_out {
+    int32_t rank;
+    int32_t dtype;
+    int64_t d[DVM_MAX_RANK];
+    int64_t stride[DVM_MAX_RANK]; /* elements; dense or as declared */
+};
+
+struct dvm_plan {
+    uint32_t nkernel, nstrip, nparam, nout;
+    const struct dvm_kplan *kernel;
+    const struct dvm_strip *strip;
+    struct dvm_code **code; /* nstrip, filled by rt from the strip cache */
+    const struct dvm_pparam *param;
+    const struct dvm_plan_out *out;
+    size_t workspace;
+    int64_t bytes_moved, bytes_unfused, bytes_minimum;
+    int64_t ninstructions;
+    struct dvm_mem mem;
+    size_t total;
+};
+#endif
