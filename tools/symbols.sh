@@ -7,8 +7,10 @@ cd "$(dirname "$0")/.."
 build=${1:?usage: tools/symbols.sh BUILD-FOLDER}
 export LC_ALL=C
 
-# Process-wide tables, set once, and locks. Everything else belongs to a context.
+# Process-wide tables, set once, their locks, and thread-local text. A row is a symbol and a reason;
+# everything else belongs to a context.
 writable='
+err_text    text of the newest failed call of this thread
 '
 
 tmp=$(mktemp -d)
@@ -41,9 +43,10 @@ fi
 
 # .data.rel.ro holds constants with addresses; the loader makes it read-only.
 objdump -t "$build/libdvm.a" 2>/dev/null |
-    awk 'NF > 4 && $(NF-2) ~ /^(\.data|\.bss|\.tdata|\.tbss|\*COM\*)/ && $(NF-2) !~ /^\.data\.rel\.ro/ &&
-         $NF !~ /^\./ { name = $NF; sub(/\.[0-9]+$/, "", name); print name }' | sort -u >"$tmp/data"
-printf '%s\n' $writable | sed '/^$/d' | sort -u >"$tmp/allowed"
+    sed -nE 's/^[0-9a-f]{16} .{7} ([^[:space:]]+)[[:space:]][0-9a-f]{16} +(\.hidden )?([^ ]+)$/\1 \3/p' |
+    awk '$1 ~ /^(\.data|\.bss|\.tdata|\.tbss|\*COM\*)/ && $1 !~ /^\.data\.rel\.ro/ && $2 !~ /^\./ {
+         sub(/\.[0-9]+$/, "", $2); print $2 }' | sort -u >"$tmp/data"
+awk 'NF { print $1 }' <<<"$writable" | sort -u >"$tmp/allowed"
 comm -23 "$tmp/data" "$tmp/allowed" | sed 's/$/: data that can be written (tools\/symbols.sh lists the allowed)/' >"$tmp/more"
 comm -13 "$tmp/data" "$tmp/allowed" | sed 's/$/: listed as writable data in tools\/symbols.sh, but not there/' >>"$tmp/more"
 if [[ -s $tmp/more ]]; then
