@@ -162,7 +162,7 @@ tier1() { # PATTERN: SUITE, SUITE:NAME or NAME
             pattern=$(basename "${pattern%.*}")
             [[ ${suites[0]} != py ]] || pattern=${pattern#test_}
             ;;
-        ?*) suites=(unit golden kern cli py) ;;
+        */*) suites=(golden cli) ;;
     esac
     for suite in "${suites[@]}"; do
         case $suite in
@@ -187,9 +187,18 @@ isa_levels() {
     return 0
 }
 
+# built COMMAND...: a tree that does not compile is one failure.
+built() {
+    if ! "$@"; then
+        FAILED=$((FAILED + 1))
+        return 1
+    fi
+    export DVM_BUILD=$BUILD
+}
+
 tier2() {
     local isa main=$BUILD
-    build
+    built build || total
     say "tier 1"
     use_tree
     suite_unit "" && suite_golden "" && suite_kern "" && suite_cli ""
@@ -207,15 +216,15 @@ tier2() {
     NOTE=asan
     export ASAN_OPTIONS=${ASAN_OPTIONS:-detect_leaks=1:detect_stack_use_after_return=1}
     export UBSAN_OPTIONS=${UBSAN_OPTIONS:-print_stacktrace=1:halt_on_error=1}
-    sanitized address,undefined
-    DVM_BUILD=$BUILD
-    suite_unit "" && suite_golden "" && suite_kern "" && suite_cli ""
+    if built sanitized address,undefined; then
+        suite_unit "" && suite_golden "" && suite_kern "" && suite_cli ""
+    fi
 
     say "thread sanitizer"
     NOTE=tsan
-    sanitized thread
-    DVM_BUILD=$BUILD
-    suite_unit "" && suite_golden "" && suite_kern ""
+    if built sanitized thread; then
+        suite_unit "" && suite_golden "" && suite_kern ""
+    fi
 
     tier2_aarch64
     NOTE=
@@ -234,8 +243,7 @@ tier2_aarch64() {
         SKIPPED=$((SKIPPED + 1))
         return 0
     fi
-    CC='' build_tree "$BUILD" --cross-file tools/cross/aarch64.ini -Dpython=disabled
-    DVM_BUILD=$BUILD
+    CC='' built build_tree "$BUILD" --cross-file tools/cross/aarch64.ini -Dpython=disabled || return 0
     export DVM_EMU='qemu-aarch64 -L /usr/aarch64-linux-gnu'
     # cmocka has no AArch64 build here: the kernels and the command are tested.
     DVM_TEST_TIMEOUT=300 suite_kern ""
