@@ -52,11 +52,13 @@ apt_need() {
     else
         if [[ $(id -u) != 0 ]]; then sudo="sudo -n"; fi
         say "installing Debian packages: ${missing[*]}"
-        if $sudo apt-get update -qq </dev/null >/dev/null 2>&1 &&
-            DEBIAN_FRONTEND=noninteractive $sudo apt-get install -y -qq --no-install-recommends \
-                "${missing[@]}" </dev/null >/dev/null; then
+        mkdir -p "$STAMPS"
+        if $sudo apt-get update -qq </dev/null >"$STAMPS/apt.log" 2>&1 &&
+            $sudo env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq \
+                --no-install-recommends "${missing[@]}" </dev/null >>"$STAMPS/apt.log" 2>&1; then
             hash -r
         else
+            grep '^E:' "$STAMPS/apt.log" >&2 || tail -n 3 "$STAMPS/apt.log" >&2
             say "apt-get could not install: ${missing[*]}"
         fi
     fi
@@ -106,6 +108,7 @@ make_venv() {
         if "$base" -c 'import mesonbuild' 2>/dev/null; then
             say "using $("$base" --version) and its packages as they are"
             printf '%s\n' "$base" >"$STAMPS/base"
+            rm -f "$STAMPS/tools.left-out"
         else
             die "meson 1.3 or newer could not be installed: no package index reached." \
                 "'./dev build --setup' tries again"
@@ -128,6 +131,13 @@ pip_group() {
         printf '%s\n' "$want" >"$stamp.left-out"
         return 1
     fi
+}
+
+# pip_need NAME PACKAGE...: goes on without what cannot be had.
+pip_need() {
+    [[ ! -f $STAMPS/base ]] || return 0
+    [[ ! -f $STAMPS/$1 || $(<"$STAMPS/$1") != "${*:2}" ]] || return 0
+    with_lock "$STAMPS/lock" pip_group "$@" || true
 }
 
 choose_python() {
@@ -154,23 +164,22 @@ setup_build() {
     choose_python
 }
 
-# To test and to lint: everything but torch.
-setup_python() {
+# To format and to check form. The versions are fixed: another one has other opinions.
+setup_lint() {
     setup_build
-    [[ ! -f $STAMPS/base ]] || return 0
-    with_lock "$STAMPS/lock" pip_group python numpy pytest hypothesis rich ruff==0.17.6 \
-        clang-format==23.1.5 || true
+    pip_need lint ruff==0.17.6 clang-format==23.1.5
 }
 
-setup_torch() {
-    setup_python
-    [[ ! -f $STAMPS/base && ${DVM_TORCH_VERSION:-} != none ]] || return 0
-    with_lock "$STAMPS/lock" pip_group torch "$TORCH" || true
+# To run Python programs on the built tree.
+setup_python() {
+    setup_build
+    pip_need python numpy pytest hypothesis rich
+    [[ ${DVM_TORCH_VERSION:-} == none ]] || pip_need torch "$TORCH"
 }
 
 setup_tests() {
     apt_need g++ g++ /usr/include/cmocka.h libcmocka-dev || true
-    setup_torch
+    setup_python
 }
 
 # Forgets what could not be had, so that it is tried again.
