@@ -9,7 +9,11 @@ LOGS=
 # begin NAME / end: one suite.
 begin() {
     SUITE=$1
-    LOGS=$BUILD/test-logs/${1// /-}
+    LOGS=$BUILD/test-logs
+    # A second run at the same time keeps logs of its own.
+    [[ -n ${LOG_LOCK:-} ]] || exec {LOG_LOCK}>"$BUILD.test-lock"
+    flock -n "$LOG_LOCK" || LOGS=$LOGS-$$
+    LOGS=$LOGS/${1// /-}
     rm -rf "$LOGS"
     mkdir -p "$LOGS"
     START=$EPOCHREALTIME
