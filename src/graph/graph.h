@@ -2,8 +2,9 @@
  * int64 pools. Built by graph_build.c (checks and symbolic inference while adding), read back from text
  * by graph_read.c, written by graph_write.c, rewritten by opt/.
  *
- * A dimension in an attribute is >= 0 (known), -1 (unknown, inferred or kept, by op) or <= -2: entry
- * -(d + 2) of the expression table. Nodes stand in topological order: operands come before users. */
+ * A number in an attribute is a literal (dimensions: -1 is unknown, inferred or kept, by op; slice starts may be
+ * any negative number) or, far below zero, an entry of the expression table: see dvm_dim_is_expr. Nodes stand in
+ * topological order: operands come before users. */
 #ifndef DVM_GRAPH_GRAPH_H
 #define DVM_GRAPH_GRAPH_H
 #include <dvm/dvm.h>
@@ -45,7 +46,15 @@ struct dvm_dim_expr {
     int32_t kind; /* DVM_DIM_* of dvm.h, or dvm_dim_kind */
     int64_t a;    /* dimension; SCALAR, OF: node; CONST: value */
     int64_t b;    /* dimension; OF: axis */
+    int32_t weight; /* leaves of the whole expression: bounds its evaluation */
 };
+enum { DVM_DIM_MAX_WEIGHT = 4096 };
+
+#define DVM_DIM_EXPR0 (INT64_MIN / 2)
+/* An expression whose value is not known yet, in attributes with expressions replaced by numbers. */
+#define DVM_DIM_UNKNOWN INT64_MIN
+DVM_INLINE bool dvm_dim_is_expr(int64_t d) { return d >= DVM_DIM_EXPR0 && d < DVM_DIM_EXPR0 + DVM_MAX_NODES; }
+DVM_INLINE uint32_t dvm_dim_expr_id(int64_t d) { return (uint32_t)(d - DVM_DIM_EXPR0); }
 
 struct dvm_section {
     uint8_t kind;
@@ -91,6 +100,12 @@ DVM_INLINE bool dvm_is_float(int t) { return t == DVM_F16 || t == DVM_BF16 || t 
 DVM_INLINE bool dvm_is_int(int t) { return t == DVM_I32 || t == DVM_I64; }
 DVM_INLINE bool dvm_is_leaf_scalar(int op) { return op == DVM_OP_SCALAR || op == DVM_OP_CONST || op == DVM_OP_SIZE; }
 
+/* Attributes of these ops may hold dimension expressions. */
+DVM_INLINE bool dvm_op_has_dims(int op) {
+    return op == DVM_OP_LOAD || op == DVM_OP_IOTA || op == DVM_OP_BROADCAST || op == DVM_OP_RESHAPE || op == DVM_OP_SLICE ||
+           op == DVM_OP_STORE;
+}
+
 DVM_INLINE const int64_t *dvm_node_attr(const struct dvm_graph *g, const struct dvm_node *n) { return g->attr.p + n->attr; }
 
 struct dvm_shape {
@@ -98,12 +113,24 @@ struct dvm_shape {
     int64_t d[DVM_MAX_RANK];
 };
 /* The shape rule of every op, one place. in: shapes of the operands (n of them); at: the node's attributes
- * with expressions replaced by numbers or -1. Unknown (-1) sizes and ranks pass through. Errors name the
+ * with expressions replaced by numbers or DVM_DIM_UNKNOWN. Unknown (-1) sizes and ranks pass through. Errors name the
  * operands' shapes. */
 dvm_status dvm_shape_rule(const struct dvm_node *n, const int64_t *at, int n_in, const struct dvm_shape *const *in,
                           struct dvm_shape *out);
 /* "[2, ?, 8]" into buf; returns buf. */
 const char *dvm_shape_str(const struct dvm_shape *s, char *buf, size_t cap);
+
+/* Sizes of a slice along one axis after wrapping and clamping. */
+void dvm_slice_clamp(int64_t dim, int64_t start, int64_t size, int64_t step, int64_t *lo, int64_t *count);
+/* Value of dimension d (literal or expression). shape_of gives the shape of a node, scalar the value of a SCALAR
+ * node; either may answer "unknown" (rank -1, false), which makes the result DVM_DIM_UNKNOWN. */
+struct dvm_dim_env {
+    const struct dvm_graph *g;
+    const struct dvm_shape *(*shape_of)(const struct dvm_dim_env *e, dvm_ref r);
+    bool (*scalar)(const struct dvm_dim_env *e, dvm_ref r, int64_t *v);
+    const void *user;
+};
+int64_t dvm_dim_value(const struct dvm_dim_env *e, int64_t d);
 
 /* graph_build.c: for the reader, opt and rt. */
 dvm_status dvm_graph_new(struct dvm_ctx *ctx, const struct dvm_mem *mem, dvm_kind kind, uint32_t flags, struct dvm_graph **out);

@@ -1,0 +1,19 @@
+/* Parts of the builder that opt/ shares: undo marks and number conversions. */
+#ifndef DVM_GRAPH_GRAPH_BUILD_H
+#define DVM_GRAPH_GRAPH_BUILD_H
+#include "graph/graph.h"
+
+struct dvm_mark {
+    uint32_t node, attr, dims;
+};
+struct dvm_mark dvm_graph_mark(const struct dvm_graph *g);
+void dvm_graph_rewind(struct dvm_graph *g, struct dvm_mark m);
+void dvm_graph_free(struct dvm_graph **g);
+
+/* v rounded to a float dtype (to nearest even, once), as a double. */
+double dvm_round_to(dvm_dtype t, double v);
+/* v wrapped to an integer dtype; bool: v != 0. */
+int64_t dvm_wrap_to(dvm_dtype t, int64_t v);
+/* ops.def note 3. */
+dvm_number dvm_number_cast(dvm_dtype from, dvm_dtype to, dvm_number v);
+#endif
