@@ -1,0 +1,222 @@
+/* The phases of one unit of a kernel: addresses of its operands, boxes handed to a strip, and for
+ * column kernels the groups of 64 rows that are the leaves of the column tree.
+ *
+ * Why row pieces of m = 1 give the bits of a whole group: a strip starts a fold at the identity e, so
+ * a piece of one row x gives join(e, x), and join(acc, join(e, x)) is join(acc, x), because e is
+ * neutral bit for bit but for sum, where join(0, -0) is 0: there acc itself started at 0 and can
+ * never be -0, and acc + 0 is then acc + -0. */
+#include "vm/drive.h"
+
+void dvm_unit_at(const struct dvm_job *j, int64_t index, struct dvm_unit *u) {
+    const struct dvm_space *s = &j->s;
+    int64_t piece = index % s->npiece, rest = index / s->npiece;
+    int64_t block = rest % s->nblock;
+    rest /= s->nblock;
+    for (int a = s->nouter - 1; a >= 0; a--) {
+        u->outer[a] = rest % s->k->size[a];
+        rest /= s->k->size[a];
+    }
+    u->start = block * s->block;
+    u->count = DVM_MIN(s->block, s->len - u->start);
+    u->lo = piece * s->piece;
+    u->hi = DVM_MIN(u->lo + s->piece, s->cut);
+}
+
+/* Address (or, for an iota, number) at the first element of the block, cut axis at 0. */
+static uintptr_t origin(const struct dvm_job *j, const struct dvm_bind *b,
+                        const struct dvm_unit *u) {
+    uintptr_t p = (uintptr_t)b->offset;
+    switch (b->src) {
+    case DVM_SRC_INPUT: p += (uintptr_t)j->l->in[b->index]; break;
+    case DVM_SRC_OUTPUT: p += (uintptr_t)j->l->out[b->index]; break;
+    case DVM_SRC_WS: p += (uintptr_t)j->l->ws; break;
+    case DVM_SRC_SCRATCH: return p + (uintptr_t)u->scratch;
+    default: break;
+    }
+    for (int a = 0; a < j->s.nouter; a++) p += (uintptr_t)(u->outer[a] * b->stride[a]);
+    return p + (uintptr_t)(u->start * b->stride[j->s.block_axis]);
+}
+
+static void bind(const struct dvm_job *j, struct dvm_slot *s, const struct dvm_pinfo *f,
+                 const struct dvm_unit *u) {
+    const struct dvm_phase *p = f->p;
+    int na = j->s.k->naxes, row = na - 2, col = na - 1;
+    bool vec = p->kind == DVM_PHASE_VEC;
+    for (int o = 0; o < p->nbind; o++) {
+        const struct dvm_bind *b = &p->bind[o];
+        s->opnd[o] = (struct dvm_opnd_arg){
+            .ptr = (char *)origin(j, b, u),
+            .rs = vec ? 0 : b->stride[row],
+            .cs = b->stride[vec ? j->s.block_axis : col],
+            .gs = b->gs,
+            .gn = b->gn,
+        };
+    }
+    for (int k = 0; k < p->nparam; k++) s->param[k] = j->l->param[p->param[k]];
+}
+
+static void run_box(const struct dvm_job *j, struct dvm_slot *s, const struct dvm_pinfo *f,
+                    const struct dvm_opnd_arg *opnd, int64_t m, int64_t n, int64_t pos) {
+    struct dvm_strip_args a = {.opnd = opnd,
+                               .param = s->param,
+                               .m = m,
+                               .n = n,
+                               .pos = pos,
+                               .scratch = s->code_scratch,
+                               .fault = &s->fault,
+                               .stream = f->stream,
+                               .alias = j->l->alias};
+    f->code->run(f->code, &a);
+}
+
+void dvm_unit_vec(const struct dvm_job *j, struct dvm_slot *s, const struct dvm_pinfo *f,
+                  const struct dvm_unit *u) {
+    bind(j, s, f, u);
+    run_box(j, s, f, s->opnd, 1, u->count, u->start);
+}
+
+/* ---- rows --------------------------------------------------------------------------------------- */
+
+static void full_rows(const struct dvm_job *j, struct dvm_slot *s, const struct dvm_pinfo *f,
+                      const struct dvm_unit *u, char *part) {
+    if (u->lo)
+        for (int o = 0; o < f->p->nbind; o++)
+            if (f->strip->opnd[o].role != DVM_ROLE_FOLD)
+                s->opnd[o].ptr =
+                    (char *)((uintptr_t)s->opnd[o].ptr + (uintptr_t)(u->lo * s->opnd[o].cs));
+    for (int i = 0; part && i < f->nfold; i++) {
+        dvm_vec_bind(&f->fold[i], part, j->s.block, true, s->opnd);
+        part += dvm_vec_bytes(&f->fold[i], j->s.block);
+    }
+    run_box(j, s, f, s->opnd, u->count, u->hi - u->lo, u->lo);
+}
+
+/* ---- columns ------------------------------------------------------------------------------------ */
+
+/* Puts s->box at flattened row `at` and returns how many rows follow there without a jump. */
+static int64_t seek(const struct dvm_job *j, struct dvm_slot *s, const struct dvm_pinfo *f,
+                    int64_t at) {
+    const struct dvm_kplan *k = j->s.k;
+    int last = k->naxes - 2;
+    int64_t inner = k->size[last];
+    for (int o = 0; o < f->p->nbind; o++) {
+        s->box[o] = s->opnd[o];
+        if (f->strip->opnd[o].role == DVM_ROLE_FOLD) continue;
+        const int64_t *stride = f->p->bind[o].stride;
+        uintptr_t p = (uintptr_t)s->opnd[o].ptr;
+        int64_t rest = at;
+        for (int a = last; a > last - k->nm; a--) {
+            p += (uintptr_t)(rest % k->size[a] * stride[a]);
+            rest /= k->size[a];
+        }
+        s->box[o].ptr = (char *)p;
+    }
+    return inner - at % inner;
+}
+
+static void map_rows(const struct dvm_job *j, struct dvm_slot *s, const struct dvm_pinfo *f,
+                     const struct dvm_unit *u) {
+    int64_t m;
+    for (int64_t at = u->lo; at < u->hi; at += m) {
+        m = DVM_MIN(seek(j, s, f, at), u->hi - at);
+        run_box(j, s, f, s->box, m, u->count, at);
+    }
+}
+
+static void bind_folds(const struct dvm_job *j, struct dvm_slot *s, const struct dvm_pinfo *f,
+                       char *const *vec) {
+    for (int i = 0; i < f->nfold; i++) dvm_vec_bind(&f->fold[i], vec[i], j->s.block, false, s->box);
+}
+
+enum { MAX_FOLDS = DVM_STRIP_MAX_OPND };
+
+/* Rows [lo, hi), at most 64, into new vectors of the trees. */
+static void fold_group(const struct dvm_job *j, struct dvm_slot *s, const struct dvm_pinfo *f,
+                       const struct dvm_unit *u, int64_t lo, int64_t hi) {
+    char *sum[MAX_FOLDS], *row[MAX_FOLDS];
+    for (int i = 0; i < f->nfold; i++) {
+        struct dvm_vtree *t = &s->tree[i];
+        sum[i] = t->spare[--t->nspare];
+        row[i] = t->spare[t->nspare - 1];
+    }
+    int64_t m;
+    for (int64_t at = lo; at < hi; at += m) {
+        m = DVM_MIN(seek(j, s, f, at), hi - at);
+        if (at > lo) m = 1;
+        bind_folds(j, s, f, at > lo ? row : sum);
+        run_box(j, s, f, s->box, m, u->count, at);
+        for (int i = 0; at > lo && i < f->nfold; i++)
+            dvm_vec_join(&s->tree[i], sum[i], sum[i], row[i]);
+    }
+    for (int i = 0; i < f->nfold; i++) dvm_vtree_push(&s->tree[i], sum[i]);
+}
+
+/* Empty trees, in a slot with their vectors spare. */
+static void start_trees(const struct dvm_job *j, struct dvm_slot *s, const struct dvm_pinfo *f,
+                        const struct dvm_unit *u, int nvec) {
+    char *p = s->vec;
+    for (int i = 0; i < f->nfold; i++) {
+        struct dvm_vtree *t = &s->tree[i];
+        t->fold = &f->fold[i];
+        t->n = u->count;
+        t->cap = j->s.block;
+        t->count = 0;
+        t->nspare = 0;
+        for (; t->nspare < nvec; p += dvm_vec_bytes(t->fold, t->cap)) t->spare[t->nspare++] = p;
+    }
+}
+
+/* Results of the trees to their operands, or to `part`. */
+static void end_trees(struct dvm_slot *s, const struct dvm_pinfo *f, bool by_row, char *part) {
+    for (int i = 0; i < f->nfold; i++) {
+        struct dvm_vtree *t = &s->tree[i];
+        if (part) {
+            dvm_vec_bind(t->fold, part, t->cap, by_row, s->opnd);
+            part += dvm_vec_bytes(t->fold, t->cap);
+        }
+        dvm_vec_write(t, dvm_vtree_end(t), by_row, s->opnd);
+    }
+}
+
+static void fold_rows(const struct dvm_job *j, struct dvm_slot *s, const struct dvm_pinfo *f,
+                      const struct dvm_unit *u, char *part) {
+    int64_t n = u->hi - u->lo;
+    if (n == 0 || (!part && n <= DVM_TREE_ROWS && seek(j, s, f, u->lo) >= n)) {
+        run_box(j, s, f, n ? s->box : s->opnd, n, u->count, u->lo);
+        return;
+    }
+    start_trees(j, s, f, u, j->nvec);
+    for (int64_t lo = u->lo; lo < u->hi; lo += DVM_TREE_ROWS)
+        fold_group(j, s, f, u, lo, DVM_MIN(lo + DVM_TREE_ROWS, u->hi));
+    end_trees(s, f, false, part);
+}
+
+void dvm_unit_full(const struct dvm_job *j, struct dvm_slot *s, const struct dvm_pinfo *f,
+                   const struct dvm_unit *u, char *part) {
+    bind(j, s, f, u);
+    if (j->s.k->kind != DVM_MODE_COL)
+        full_rows(j, s, f, u, part);
+    else if (f->p->pass == DVM_MODE_COL)
+        fold_rows(j, s, f, u, part);
+    else
+        map_rows(j, s, f, u);
+}
+
+/* A chunk is 2^k blocks of rows or columns (the last may be shorter). In the unsplit counter its
+ * parts would merge among themselves into the one part that its own run gives, and then enter level
+ * k as a part of size 2^k: so the chunks' results pushed in order meet the same joins. The shorter
+ * last one is folded from its smallest part upward by its own end, which is where the unsplit end
+ * begins; pushing the result continues with the next larger parts, in the same order. */
+void dvm_unit_join(const struct dvm_job *j, struct dvm_slot *s, const struct dvm_pinfo *f,
+                   const struct dvm_unit *u, char *part) {
+    bind(j, s, f, u);
+    start_trees(j, s, f, u, 0);
+    for (int64_t c = 0; c < j->nchunk; c++) {
+        char *p = part + (size_t)c * j->part_bytes;
+        for (int i = 0; i < f->nfold; i++) {
+            dvm_vtree_push(&s->tree[i], p);
+            p += dvm_vec_bytes(&f->fold[i], j->s.block);
+        }
+    }
+    end_trees(s, f, j->s.k->kind == DVM_MODE_ROW, NULL);
+}
