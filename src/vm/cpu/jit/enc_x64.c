@@ -1,0 +1,233 @@
+/* Rows of enc_x64.def to bytes.
+ *
+ * VEX, three bytes (two when W = X = B = 0 and the map is 0F; then C5, R in the place of W):
+ *     C4 | R' X' B' map:5 | W vvvv':4 L pp:2 | opcode | modrm ...
+ * EVEX:
+ *     62 | R' X' B' R4' 0 map:3 | W vvvv':4 1 pp:2 | z L'L:2 b V4' aaa:3 | opcode | modrm ...
+ * A prime marks fields stored inverted. R, X, B and R4, V4 are bits 3 and 4 of register numbers; when modrm.rm is a
+ * vector register X is its bit 4. An EVEX displacement byte counts units of the memory operand.
+ *     modrm  mod:2 reg:3 rm:3      sib  scale:2 index:3 base:3 */
+#include "vm/cpu/jit/enc_x64.h"
+
+#include <string.h>
+
+const struct dvm_x_row dvm_x_rows[X_NVEC] = {
+#define V(NAME, text, enc, pp, map, w, opcode, digit, form, types, tuple, lens) \
+    {text, types, X_ENC_##enc, pp, map, w, opcode, digit, X_##form, X_##tuple, lens},
+#include "vm/cpu/jit/enc_x64.def"
+};
+
+const struct dvm_x_grow dvm_x_grows[G_NGPR] = {
+#define G(NAME, text, size, map, opcode, digit, form, imm) {text, #size[0], #form[0], map, opcode, digit, imm},
+#include "vm/cpu/jit/enc_x64.def"
+};
+
+enum { MAX_INS = 16 };
+
+/* True when an instruction fits; else the rest of the code goes nowhere. */
+static inline bool room(struct dvm_enc *e) {
+    if (DVM_LIKELY(e->end - e->p >= MAX_INS)) return true;
+    e->full = true;
+    return false;
+}
+
+static inline uint8_t *put8(uint8_t *p, unsigned v) {
+    *p = (uint8_t)v;
+    return p + 1;
+}
+
+static inline uint8_t *put32(uint8_t *p, int32_t v) {
+    memcpy(p, &v, 4);
+    return p + 4;
+}
+
+/* log2 of the bytes of a memory operand. */
+static int unit(const struct dvm_x_row *r, unsigned attr) {
+    static const uint8_t fixed[] = {[X_S1] = 0, [X_S2] = 1, [X_S4] = 2, [X_S8] = 3, [X_S16] = 4, [X_S32] = 5};
+    int len = attr & 3;
+    switch (r->tuple) {
+    case X_FV:
+    case X_HV:
+        if (attr & X_BCST) return r->w ? 3 : 2;
+        return r->tuple == X_FV ? 4 + len : 3 + len;
+    case X_FM: return 4 + len;
+    case X_HM: return 3 + len;
+    case X_QM: return 2 + len;
+    case X_OM: return 1 + len;
+    case X_NO: return 0;
+    default: return fixed[r->tuple];
+    }
+}
+
+/* modrm, sib and displacement of a memory operand. n: log2 of the displacement unit. tail: bytes behind it. */
+static uint8_t *put_mem(const struct dvm_enc *e, uint8_t *p, int reg, struct dvm_x_rm m, int n, int tail) {
+    unsigned r = (unsigned)(reg & 7) << 3;
+    if (m.base == X_RIP) {
+        p = put8(p, r | 5);
+        return put32(p, m.disp - (int32_t)(p + 4 + tail - e->base));
+    }
+    bool sib = m.index != X_NONE || (m.base & 7) == X_RSP;
+    int32_t small = m.disp >> n;
+    unsigned mod = 0x80;
+    if (m.disp == 0 && (m.base & 7) != X_RBP) mod = 0;
+    else if (small == (int8_t)small && (int32_t)((uint32_t)small << n) == m.disp) mod = 0x40;
+    p = put8(p, mod | r | (sib ? 4u : (unsigned)m.base & 7));
+    if (sib) {
+        unsigned index = m.index == X_NONE ? 4u : (unsigned)m.index & 7;
+        p = put8(p, (unsigned)m.scale << 6 | index << 3 | ((unsigned)m.base & 7));
+    }
+    if (mod == 0x40) p = put8(p, (unsigned)small);
+    if (mod == 0x80) p = put32(p, m.disp);
+    return p;
+}
+
+static uint8_t *put_rm(const struct dvm_enc *e, uint8_t *p, int reg, struct dvm_x_rm rm, int n, int tail) {
+    if (rm.reg >= 0) return put8(p, 0xc0 | (unsigned)(reg & 7) << 3 | (unsigned)(rm.reg & 7));
+    return put_mem(e, p, reg, rm, n, tail);
+}
+
+/* X and B of an operand, as bits 1 and 0; bit 4 of a register is X. */
+static inline unsigned extend(struct dvm_x_rm rm) {
+    if (rm.reg >= 0) return ((unsigned)rm.reg >> 4 & 1) << 1 | ((unsigned)rm.reg >> 3 & 1);
+    unsigned b = rm.base >= 0 ? (unsigned)rm.base >> 3 : 0;
+    return (rm.index >= 0 ? (unsigned)rm.index >> 3 : 0) << 1 | b;
+}
+
+static uint8_t *put_vex(uint8_t *p, const struct dvm_x_row *r, unsigned attr, int reg, int vvvv, unsigned xb) {
+    unsigned rbit = (unsigned)reg >> 3 & 1, w = r->enc & X_ENC_W0 ? 0 : r->w;
+    unsigned low = ((unsigned)~vvvv & 15) << 3 | (attr & 1) << 2 | r->pp;
+    if (r->map == 1 && !w && xb == 0) {
+        p = put8(p, 0xc5);
+        return put8(p, (rbit ^ 1) << 7 | low);
+    }
+    p = put8(p, 0xc4);
+    p = put8(p, (rbit ^ 1) << 7 | (xb ^ 3) << 5 | r->map);
+    return put8(p, w << 7 | low);
+}
+
+static uint8_t *put_evex(uint8_t *p, const struct dvm_x_row *r, unsigned attr, int reg, int vvvv, unsigned xb) {
+    unsigned rbit = (unsigned)reg >> 3 & 1, r4 = (unsigned)reg >> 4 & 1;
+    p = put8(p, 0x62);
+    p = put8(p, (rbit ^ 1) << 7 | (xb ^ 3) << 5 | (r4 ^ 1) << 4 | r->map);
+    p = put8(p, (unsigned)r->w << 7 | ((unsigned)~vvvv & 15) << 3 | 4 | r->pp);
+    unsigned z = attr >> 2 & 1, b = attr >> 3 & 1, k = attr >> 4 & 7, v4 = (unsigned)vvvv >> 4 & 1;
+    return put8(p, z << 7 | (attr & 3) << 5 | b << 4 | (v4 ^ 1) << 3 | k);
+}
+
+void dvm_x_vec(struct dvm_enc *e, enum dvm_x_op op, unsigned attr, int reg, int vvvv, struct dvm_x_rm rm, int imm) {
+    if (!room(e)) return;
+    const struct dvm_x_row *r = &dvm_x_rows[op];
+    uint8_t *p = e->p;
+    unsigned xb = extend(rm);
+    bool has_imm = r->form >= X_RVMR;
+    bool high = reg > 15 || vvvv > 15 || rm.reg > 15;
+    if (r->form == X_VMI) {
+        reg = r->digit;
+        high |= rm.reg < 0; /* shifts by a constant take memory under EVEX only */
+    }
+    bool evex = !(r->enc & X_ENC_V) || ((r->enc & X_ENC_E) && (high || attr > 1));
+    p = evex ? put_evex(p, r, attr, reg, vvvv, xb) : put_vex(p, r, attr, reg, vvvv, xb);
+    p = put8(p, r->opcode);
+    p = put_rm(e, p, reg, rm, evex ? unit(r, attr) : 0, has_imm);
+    if (has_imm) p = put8(p, r->form == X_RVMR ? (unsigned)imm << 4 : (unsigned)imm);
+    e->p = p;
+}
+
+/* [66] [REX: 0100 W R X B] [0F] opcode modrm ... */
+void dvm_x_gpr(struct dvm_enc *e, enum dvm_x_gop op, bool wide, int reg, struct dvm_x_rm rm, int imm) {
+    if (!room(e)) return;
+    const struct dvm_x_grow *r = &dvm_x_grows[op];
+    uint8_t *p = e->p;
+    if (r->form == 'D') reg = r->digit;
+    if (r->size == 'w' && r->form == 'M') p = put8(p, 0x66);
+    unsigned rex = (unsigned)(wide || r->size == 'q') << 3 | ((unsigned)reg >> 3 & 1) << 2 | extend(rm);
+    /* byte registers spl .. dil need a prefix, else they would be ah .. bh */
+    bool byte = r->size == 'b' && (rm.reg >= 4 || (r->form == 'M' && reg >= 4));
+    if (rex || byte) p = put8(p, 0x40 | rex);
+    if (r->map) p = put8(p, 0x0f);
+    p = put8(p, r->opcode);
+    p = put_rm(e, p, reg, rm, 0, r->imm);
+    if (r->imm == 1) p = put8(p, (unsigned)imm);
+    if (r->imm == 4) p = put32(p, imm);
+    e->p = p;
+}
+
+void dvm_x_mov_imm64(struct dvm_enc *e, int reg, uint64_t v) {
+    if (!room(e)) return;
+    bool wide = v >> 32 != 0;
+    if (wide || reg > 7) e->p = put8(e->p, 0x40 | (unsigned)wide << 3 | (unsigned)reg >> 3);
+    e->p = put8(e->p, 0xb8 | ((unsigned)reg & 7));
+    e->p = put32(e->p, (int32_t)(uint32_t)v);
+    if (wide) e->p = put32(e->p, (int32_t)(uint32_t)(v >> 32));
+}
+
+void dvm_x_bzhi(struct dvm_enc *e, int d, int a, int b) {
+    static const struct dvm_x_row row = {"bzhi", "ddd", X_ENC_V, 0, 2, 0, 0xf5, 0, X_RVM, X_NO, 1};
+    if (!room(e)) return;
+    struct dvm_x_rm rm = dvm_x_reg(a);
+    e->p = put_vex(e->p, &row, 0, d, b, extend(rm));
+    e->p = put8(e->p, row.opcode);
+    e->p = put_rm(e, e->p, d, rm, 0, 0);
+}
+
+static void one_reg(struct dvm_enc *e, unsigned opcode, int reg) {
+    if (!room(e)) return;
+    if (reg > 7) e->p = put8(e->p, 0x41);
+    e->p = put8(e->p, opcode | ((unsigned)reg & 7));
+}
+void dvm_x_push(struct dvm_enc *e, int reg) { one_reg(e, 0x50, reg); }
+void dvm_x_pop(struct dvm_enc *e, int reg) { one_reg(e, 0x58, reg); }
+
+void dvm_x_call(struct dvm_enc *e, int reg) {
+    if (!room(e)) return;
+    if (reg > 7) e->p = put8(e->p, 0x41);
+    e->p = put8(e->p, 0xff);
+    e->p = put8(e->p, 0xd0 | ((unsigned)reg & 7));
+}
+
+static void bytes(struct dvm_enc *e, const char *s, size_t n) {
+    if (!room(e)) return;
+    memcpy(e->p, s, n);
+    e->p += n;
+}
+void dvm_x_ret(struct dvm_enc *e) { bytes(e, "\xc3", 1); }
+void dvm_x_vzeroupper(struct dvm_enc *e) { bytes(e, "\xc5\xf8\x77", 3); }
+void dvm_x_sfence(struct dvm_enc *e) { bytes(e, "\x0f\xae\xf8", 3); }
+
+void dvm_x_align(struct dvm_enc *e, int n) {
+    static const char nop[9][9] = {
+        "\x90", "\x66\x90", "\x0f\x1f\x00", "\x0f\x1f\x40\x00", "\x0f\x1f\x44\x00\x00", "\x66\x0f\x1f\x44\x00\x00",
+        "\x0f\x1f\x80\x00\x00\x00\x00", "\x0f\x1f\x84\x00\x00\x00\x00\x00",
+        {0x66, 0x0f, 0x1f, (char)0x84, 0, 0, 0, 0, 0}};
+    int gap = -dvm_enc_at(e) & (n - 1);
+    for (int k; gap && !e->full; gap -= k) {
+        k = DVM_MIN(gap, 9);
+        bytes(e, nop[k - 1], (size_t)k);
+    }
+}
+
+void dvm_x_jump_back(struct dvm_enc *e, enum dvm_x_cond c, int target) {
+    if (!room(e)) return;
+    int d = target - (dvm_enc_at(e) + 2);
+    if (d >= -128) {
+        e->p = put8(e->p, c == X_ALWAYS ? 0xeb : 0x70 | (unsigned)c);
+        e->p = put8(e->p, (unsigned)d);
+        return;
+    }
+    int jump = dvm_x_jump(e, c);
+    put32(e->base + jump, target - (jump + 4));
+}
+
+/* Always with four bytes of distance: what lies between is not known yet. */
+int dvm_x_jump(struct dvm_enc *e, enum dvm_x_cond c) {
+    if (!room(e)) return 0;
+    if (c != X_ALWAYS) e->p = put8(e->p, 0x0f);
+    e->p = put8(e->p, c == X_ALWAYS ? 0xe9 : 0x80 | (unsigned)c);
+    int at = dvm_enc_at(e);
+    e->p = put32(e->p, 0);
+    return at;
+}
+
+void dvm_x_land(struct dvm_enc *e, int jump) {
+    if (!e->full) put32(e->base + jump, dvm_enc_at(e) - (jump + 4));
+}
