@@ -12,7 +12,9 @@
 /* ------------------------------------------------------------------ tokens */
 
 static bool is_digit(char c) { return c >= '0' && c <= '9'; }
-static bool is_alpha(char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '_'; }
+static bool is_alpha(char c) {
+    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '_';
+}
 static bool is_name(char c) { return is_alpha(c) || is_digit(c) || c == '.'; }
 
 static void skip_blank(struct dvm_lex *lx) {
@@ -34,9 +36,8 @@ static const char *number_end(const char *p, const char *end) {
     bool hex = end - p > 1 && p[0] == '0' && (p[1] == 'x' || p[1] == 'X');
     for (; p < end; p++) {
         if (is_name(*p)) continue;
-        char before = p[-1] | 0x20;
-        if ((*p == '+' || *p == '-') && before == (hex ? 'p' : 'e')) continue;
-        break;
+        if (*p != '+' && *p != '-') break;
+        if ((p[-1] | 0x20) != (hex ? 'p' : 'e')) break;
     }
     return p;
 }
@@ -58,7 +59,7 @@ void dvm_lex_next(struct dvm_lex *lx) {
     }
     if (is_digit(*p)) {
         t->kind = DVM_TOK_NUMBER;
-        p = number_end(p + 1, end) - 1;
+        p = number_end(p, end) - 1;
     } else if (is_alpha(*p)) {
         t->kind = DVM_TOK_WORD;
         p = name_end(p, end) - 1;
@@ -85,7 +86,8 @@ void dvm_lex_start(struct dvm_lex *lx, const char *file, const char *text, size_
 }
 
 bool dvm_tok_is(const struct dvm_tok *t, const char *s) {
-    return (t->kind == DVM_TOK_WORD || t->kind == DVM_TOK_PUNCT) && strlen(s) == t->n && !memcmp(s, t->p, t->n);
+    return (t->kind == DVM_TOK_WORD || t->kind == DVM_TOK_PUNCT) && strlen(s) == t->n &&
+           !memcmp(s, t->p, t->n);
 }
 
 bool dvm_lex_take(struct dvm_lex *lx, const char *s) {
@@ -107,7 +109,8 @@ dvm_status dvm_lex_fail(const struct dvm_lex *lx, const struct dvm_tok *at, cons
 
 /* The token in quotes, cut and made printable. */
 static void tok_text(const struct dvm_tok *t, char *buf, size_t cap) {
-    static const char *const sigil[] = {[DVM_TOK_VALUE] = "%", [DVM_TOK_AT] = "@", [DVM_TOK_BAD] = ""};
+    static const char *const sigil[] = {
+        [DVM_TOK_VALUE] = "%", [DVM_TOK_AT] = "@", [DVM_TOK_BAD] = ""};
     size_t shown = t->n < 32 ? t->n : 32, n;
     if (t->kind == DVM_TOK_END) {
         snprintf(buf, cap, "the end of the text");
@@ -169,12 +172,14 @@ static bool read_float(const char *p, const char *end, double *out) {
         p += 2;
     }
     for (; p < end; p++) {
-        if (*p == '.' && !point) point = true;
+        if (*p == '.' && !point)
+            point = true;
         else if (hex ? hex_digit(*p) >= 0 : is_digit(*p)) {
             buf[n++] = *p;
             digits++;
             shift += point ? (hex ? 4 : 1) : 0;
-        } else break;
+        } else
+            break;
     }
     if (digits == 0) return false;
     if (p < end) {
@@ -239,7 +244,8 @@ const char *dvm_near(const char *p, size_t n, const char *const *word, int count
 
 /* ------------------------------------------------------------------ names */
 
-static uint32_t name_slot(const struct dvm_names *t, enum dvm_name_kind kind, const char *p, uint32_t n) {
+static uint32_t name_slot(const struct dvm_names *t, enum dvm_name_kind kind, const char *p,
+                          uint32_t n) {
     uint32_t i = (uint32_t)dvm_hash_bytes((uint64_t)kind, p, n) & (t->cap - 1);
     for (; t->slot[i].n; i = (i + 1) & (t->cap - 1)) {
         const struct dvm_name *e = &t->slot[i];
@@ -248,7 +254,8 @@ static uint32_t name_slot(const struct dvm_names *t, enum dvm_name_kind kind, co
     return i;
 }
 
-struct dvm_name *dvm_names_find(const struct dvm_names *t, enum dvm_name_kind kind, const struct dvm_tok *tok) {
+struct dvm_name *dvm_names_find(const struct dvm_names *t, enum dvm_name_kind kind,
+                                const struct dvm_tok *tok) {
     if (!t->cap) return NULL;
     struct dvm_name *e = &t->slot[name_slot(t, kind, tok->p, tok->n)];
     return e->n ? e : NULL;
@@ -267,7 +274,8 @@ static bool names_grow(struct dvm_names *t) {
     return true;
 }
 
-struct dvm_name *dvm_names_add(struct dvm_names *t, enum dvm_name_kind kind, const struct dvm_tok *tok) {
+struct dvm_name *dvm_names_add(struct dvm_names *t, enum dvm_name_kind kind,
+                               const struct dvm_tok *tok) {
     if (2 * (t->n + 1) > t->cap && !names_grow(t)) return NULL;
     struct dvm_name *e = &t->slot[name_slot(t, kind, tok->p, tok->n)];
     *e = (struct dvm_name){.p = tok->p, .n = tok->n, .line = tok->line, .kind = (uint8_t)kind};

@@ -62,7 +62,7 @@ struct dvm_name {
     uint32_t line;
     uint8_t kind;
     uint8_t axis;
-    bool made;    /* DIM: dim is set; otherwise it is axis `axis` of val */
+    bool made; /* DIM: dim is set; otherwise it is axis `axis` of val */
     dvm_val val;
     dvm_dim dim;
 };
