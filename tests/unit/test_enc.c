@@ -16,7 +16,7 @@
 enum { TEXT = 40 << 20, CODE = 8 << 20 };
 
 static struct dvm_enc enc;
-static char *text;       /* expected lines */
+static char *text; /* expected lines */
 static size_t text_n;
 static int cases;
 
@@ -66,7 +66,8 @@ static const char *mem_name(struct dvm_x_rm m, int next_ip) {
         return s;
     }
     n += snprintf(s + n, sizeof s - (size_t)n, "[%s", gpr64[m.base]);
-    if (m.index != X_NONE) n += snprintf(s + n, sizeof s - (size_t)n, "+%s*%d", gpr64[m.index], 1 << m.scale);
+    if (m.index != X_NONE)
+        n += snprintf(s + n, sizeof s - (size_t)n, "+%s*%d", gpr64[m.index], 1 << m.scale);
     bool zero = m.disp == 0 && (m.base & 7) == X_RBP;
     if (m.disp || zero)
         n += snprintf(s + n, sizeof s - (size_t)n, "%c0x%x", m.disp < 0 ? '-' : '+',
@@ -76,9 +77,10 @@ static const char *mem_name(struct dvm_x_rm m, int next_ip) {
 }
 
 static const char *const fcmp[32] = {
-    "eq",    "lt",    "le",    "unord",   "neq",    "nlt",    "nle",    "ord",    "eq_uq",  "nge",   "ngt",
-    "false", "neq_oq", "ge",   "gt",      "true",   "eq_os",  "lt_oq",  "le_oq",  "unord_s", "neq_us", "nlt_uq",
-    "nle_uq", "ord_s", "eq_us", "nge_uq", "ngt_uq", "false_os", "neq_os", "ge_oq", "gt_oq",  "true_us"};
+    "eq",    "lt",     "le",     "unord",    "neq",    "nlt",    "nle",    "ord",
+    "eq_uq", "nge",    "ngt",    "false",    "neq_oq", "ge",     "gt",     "true",
+    "eq_os", "lt_oq",  "le_oq",  "unord_s",  "neq_us", "nlt_uq", "nle_uq", "ord_s",
+    "eq_us", "nge_uq", "ngt_uq", "false_os", "neq_os", "ge_oq",  "gt_oq",  "true_us"};
 static const char *const icmp[8] = {"eq", "lt", "le", NULL, "neq", "nlt", "nle", NULL};
 
 /* Comparisons print their predicate as part of the name. */
@@ -96,7 +98,8 @@ static bool cmp_text(const struct dvm_x_row *r, int imm, char out[32]) {
     return true;
 }
 
-static void vec_case(enum dvm_x_op op, unsigned attr, int reg, int vvvv, struct dvm_x_rm rm, int imm) {
+static void vec_case(enum dvm_x_op op, unsigned attr, int reg, int vvvv, struct dvm_x_rm rm,
+                     int imm) {
     const struct dvm_x_row *r = &dvm_x_rows[op];
     unsigned len = attr & 3;
     dvm_x_vec(&enc, op, attr, reg, vvvv, rm, imm);
@@ -105,8 +108,11 @@ static void vec_case(enum dvm_x_op op, unsigned attr, int reg, int vvvv, struct 
     char sreg[16], svv[16], srm[80];
     snprintf(sreg, sizeof sreg, "%s", reg_name(r->types[0], len, reg));
     snprintf(svv, sizeof svv, "%s", reg_name(r->types[1], len, vvvv));
-    if (rm.reg >= 0) snprintf(srm, sizeof srm, "%s", reg_name(r->types[2], len, rm.reg));
-    else snprintf(srm, sizeof srm, "%s%s", attr & X_BCST ? "BCST " : "", mem_name(rm, dvm_enc_at(&enc)));
+    if (rm.reg >= 0)
+        snprintf(srm, sizeof srm, "%s", reg_name(r->types[2], len, rm.reg));
+    else
+        snprintf(srm, sizeof srm, "%s%s", attr & X_BCST ? "BCST " : "",
+                 mem_name(rm, dvm_enc_at(&enc)));
     int n = 0;
     const char *order[3];
     switch (r->form) {
@@ -127,8 +133,10 @@ static void vec_case(enum dvm_x_op op, unsigned attr, int reg, int vvvv, struct 
         strcat(list, part[k]);
     }
     bool named = cmp_text(r, imm, name);
-    if (r->form == X_RVMR) sprintf(list + strlen(list), ",%s", reg_name('v', len, imm));
-    else if (r->form >= X_RVMI && !named) sprintf(list + strlen(list), ",0x%x", (unsigned)imm & 255);
+    if (r->form == X_RVMR)
+        sprintf(list + strlen(list), ",%s", reg_name('v', len, imm));
+    else if (r->form >= X_RVMI && !named)
+        sprintf(list + strlen(list), ",0x%x", (unsigned)imm & 255);
     line("%s %s", name, list);
 }
 
@@ -140,13 +148,16 @@ static int regs_of(const struct dvm_x_row *r, char type) {
 }
 
 static void sweep_memory(enum dvm_x_op op, unsigned attr, int reg, int vvvv, int imm) {
-    static const int32_t disps[] = {0,    1,   -1,   4,     8,      16,      32,       64,      127,     128,  -128, -129,
-                                    256, 512, 1024, 4032, 8128, 8192, -8192, 0x12345, -0x12345, 0x7fffff80, 2, 3};
+    static const int32_t disps[] = {0,    1,    -1,    4,       8,        16,         32,   64,
+                                    127,  128,  -128,  -129,    256,      512,        1024, 4032,
+                                    8128, 8192, -8192, 0x12345, -0x12345, 0x7fffff80, 2,    3};
     for (int base = 0; base < 16; base++)
-        for (int k = 0; k < (int)DVM_COUNT(disps); k++) vec_case(op, attr, reg, vvvv, dvm_x_mem(base, disps[k]), imm);
+        for (int k = 0; k < (int)DVM_COUNT(disps); k++)
+            vec_case(op, attr, reg, vvvv, dvm_x_mem(base, disps[k]), imm);
     for (int base = 0; base < 16; base++)
         for (int index = 0; index < 16; index++)
-            if (index != X_RSP) vec_case(op, attr, reg, vvvv, dvm_x_idx(base, index, index & 3, disps[base]), imm);
+            if (index != X_RSP)
+                vec_case(op, attr, reg, vvvv, dvm_x_idx(base, index, index & 3, disps[base]), imm);
     vec_case(op, attr, reg, vvvv, dvm_x_pool(0), imm);
     vec_case(op, attr, reg, vvvv, dvm_x_pool(64), imm);
 }
@@ -154,15 +165,18 @@ static void sweep_memory(enum dvm_x_op op, unsigned attr, int reg, int vvvv, int
 static void vec_row(enum dvm_x_op op, unsigned len) {
     const struct dvm_x_row *r = &dvm_x_rows[op];
     int last_imm = r->form >= X_RVMI ? 255 : 0;
-    int nreg = regs_of(r, r->types[0]), nvv = regs_of(r, r->types[1]), nrm = regs_of(r, r->types[2]);
+    int nreg = regs_of(r, r->types[0]), nvv = regs_of(r, r->types[1]),
+        nrm = regs_of(r, r->types[2]);
     bool has_rm = r->types[2] != '-';
-    int reg = r->types[0] != '-' ? 2 % nreg : 0, vv = r->types[1] != '-' ? 3 : 0, imm = r->form >= X_RVMR ? 5 : 0;
+    int reg = r->types[0] != '-' ? 2 % nreg : 0, vv = r->types[1] != '-' ? 3 : 0,
+        imm = r->form >= X_RVMR ? 5 : 0;
     if (has_rm) {
         for (int k = 0; k < nreg; k++) vec_case(op, len, k, vv, dvm_x_reg(1), imm);
         for (int k = 0; k < nvv; k++) vec_case(op, len, reg, nvv > 1 ? k : 0, dvm_x_reg(1), imm);
         for (int k = 0; k < nrm; k++) vec_case(op, len, reg, vv, dvm_x_reg(k), imm);
         for (int k = 0; k <= last_imm; k++) vec_case(op, len, reg, vv, dvm_x_reg(1), k);
-        for (int k = 0; r->form == X_RVMR && k < 16; k++) vec_case(op, len, reg, vv, dvm_x_reg(1), k);
+        for (int k = 0; r->form == X_RVMR && k < 16; k++)
+            vec_case(op, len, reg, vv, dvm_x_reg(1), k);
     }
     if (r->tuple == X_NO) return;
     sweep_memory(op, len, reg, vv, imm);
@@ -175,10 +189,13 @@ static void evex_row(enum dvm_x_op op, unsigned len) {
     if (!(r->enc & X_ENC_E)) return;
     bool to_mask = r->types[0] == 'k', scalar = r->lens == 1, from_mask = r->types[2] == 'k';
     bool store = r->form == X_MR || r->form == X_MRI;
-    bool general = r->types[2] == 'd' || r->types[2] == 'g' || scalar || from_mask || !strcmp(r->text, "vmovntps");
-    int reg = r->types[0] != '-' ? 2 : 0, vv = r->types[1] != '-' ? 3 : 0, imm = r->form >= X_RVMI ? 5 : 0;
+    bool general = r->types[2] == 'd' || r->types[2] == 'g' || scalar || from_mask ||
+                   !strcmp(r->text, "vmovntps");
+    int reg = r->types[0] != '-' ? 2 : 0, vv = r->types[1] != '-' ? 3 : 0,
+        imm = r->form >= X_RVMI ? 5 : 0;
     bool maskable = !general || r->types[2] == 'd' || (r->types[2] == 'g' && !scalar);
-    if (scalar || from_mask || !strcmp(r->text, "vpmovd2m") || !strcmp(r->text, "vmovntps")) maskable = false;
+    if (scalar || from_mask || !strcmp(r->text, "vpmovd2m") || !strcmp(r->text, "vmovntps"))
+        maskable = false;
     for (unsigned k = 1; maskable && k < 8; k++) {
         if (r->types[2] != '-') {
             vec_case(op, len | X_K(k), reg, vv, dvm_x_reg(1), imm);
@@ -186,7 +203,8 @@ static void evex_row(enum dvm_x_op op, unsigned len) {
         }
         if (r->tuple == X_NO) continue;
         vec_case(op, len | X_K(k), reg, vv, dvm_x_mem(X_RDI, 128), imm);
-        if (!to_mask && !store) vec_case(op, len | X_K(k) | X_Z, reg, vv, dvm_x_mem(X_RDI, 128), imm);
+        if (!to_mask && !store)
+            vec_case(op, len | X_K(k) | X_Z, reg, vv, dvm_x_mem(X_RDI, 128), imm);
     }
     if (r->tuple == X_FV || r->tuple == X_HV) sweep_memory(op, len | X_BCST, reg, vv, imm);
 }
@@ -196,20 +214,31 @@ static void gpr_case(enum dvm_x_gop op, bool wide, int reg, struct dvm_x_rm rm, 
     dvm_x_gpr(&enc, op, wide, reg, rm, imm);
     char size = r->size;
     if (size == 'v') size = wide ? 'q' : 'd';
-    const char *const *rm_set = size == 'q' ? gpr64 : size == 'd' ? gpr32 : size == 'w' ? gpr16 : gpr8;
+    const char *const *rm_set = size == 'q'   ? gpr64
+                                : size == 'd' ? gpr32
+                                : size == 'w' ? gpr16
+                                              : gpr8;
     bool widens = op == G_MOVZXB || op == G_MOVZXW, sx = op == G_MOVSXD;
     const char *const *reg_set = widens ? gpr32 : rm_set;
     if (sx) rm_set = gpr32;
     char srm[80];
     snprintf(srm, sizeof srm, "%s", rm.reg >= 0 ? rm_set[rm.reg] : mem_name(rm, dvm_enc_at(&enc)));
     char simm[32];
-    if (r->imm == 1 && (op == G_SHL_I || op == G_SHR_I || op == G_SAR_I)) snprintf(simm, sizeof simm, "0x%x", (unsigned)imm & 255);
-    else if (size == 'q') snprintf(simm, sizeof simm, "0x%llx", (unsigned long long)(int64_t)(r->imm == 1 ? (int8_t)imm : imm));
-    else snprintf(simm, sizeof simm, "0x%x", (unsigned)(r->imm == 1 ? (int8_t)imm : imm));
-    if (r->form == 'R') line("%s %s,%s", r->text, reg_set[reg], srm);
-    else if (r->form == 'M') line("%s %s,%s", r->text, srm, reg_set[reg]);
-    else if (r->imm) line("%s %s,%s", r->text, srm, simm);
-    else line("%s %s", r->text, srm);
+    if (r->imm == 1 && (op == G_SHL_I || op == G_SHR_I || op == G_SAR_I))
+        snprintf(simm, sizeof simm, "0x%x", (unsigned)imm & 255);
+    else if (size == 'q')
+        snprintf(simm, sizeof simm, "0x%llx",
+                 (unsigned long long)(int64_t)(r->imm == 1 ? (int8_t)imm : imm));
+    else
+        snprintf(simm, sizeof simm, "0x%x", (unsigned)(r->imm == 1 ? (int8_t)imm : imm));
+    if (r->form == 'R')
+        line("%s %s,%s", r->text, reg_set[reg], srm);
+    else if (r->form == 'M')
+        line("%s %s,%s", r->text, srm, reg_set[reg]);
+    else if (r->imm)
+        line("%s %s,%s", r->text, srm, simm);
+    else
+        line("%s %s", r->text, srm);
 }
 
 static void gpr_row(enum dvm_x_gop op) {
@@ -238,14 +267,17 @@ static void odd_forms(void) {
         dvm_x_pop(&enc, a), line("pop %s", gpr64[a]);
         dvm_x_call(&enc, a), line("call %s", gpr64[a]);
         dvm_x_mov_imm64(&enc, a, 0x89abcdef), line("mov %s,0x89abcdef", gpr32[a]);
-        dvm_x_mov_imm64(&enc, a, 0x123456789abcdef0), line("movabs %s,0x123456789abcdef0", gpr64[a]);
-        for (int b = 0; b < 16; b++) dvm_x_bzhi(&enc, a, b, 15 - a), line("bzhi %s,%s,%s", gpr32[a], gpr32[b], gpr32[15 - a]);
+        dvm_x_mov_imm64(&enc, a, 0x123456789abcdef0),
+            line("movabs %s,0x123456789abcdef0", gpr64[a]);
+        for (int b = 0; b < 16; b++)
+            dvm_x_bzhi(&enc, a, b, 15 - a),
+                line("bzhi %s,%s,%s", gpr32[a], gpr32[b], gpr32[15 - a]);
     }
     dvm_x_ret(&enc), line("ret ");
     dvm_x_vzeroupper(&enc), line("vzeroupper ");
     dvm_x_sfence(&enc), line("sfence ");
-    static const char *const cc[] = {"jo", "jno", "jb", "jae", "je",  "jne", "jbe", "ja", "js",
-                                     "jns", "jp", "jnp", "jl", "jge", "jle", "jg",  "jmp"};
+    static const char *const cc[] = {"jo",  "jno", "jb",  "jae", "je",  "jne", "jbe", "ja", "js",
+                                     "jns", "jp",  "jnp", "jl",  "jge", "jle", "jg",  "jmp"};
     int start = dvm_enc_at(&enc);
     for (int c = X_O; c <= X_ALWAYS; c++) {
         dvm_x_jump_back(&enc, (enum dvm_x_cond)c, start), line("%s 0x%x", cc[c], (unsigned)start);
@@ -259,13 +291,15 @@ static void odd_forms(void) {
 }
 
 static void squeeze(char *s) { /* drops the sizes of memory operands */
-    static const char *const words[] = {"ZMMWORD PTR ", "YMMWORD PTR ", "XMMWORD PTR ", "QWORD PTR ",
-                                        "DWORD PTR ",   "WORD PTR ",    "BYTE PTR "};
+    static const char *const words[] = {"ZMMWORD PTR ", "YMMWORD PTR ", "XMMWORD PTR ",
+                                        "QWORD PTR ",   "DWORD PTR ",   "WORD PTR ",
+                                        "BYTE PTR "};
     static const char *const cast[] = {"QWORD BCST ", "DWORD BCST "};
     char *at;
     if (!strncmp(s, "{evex} ", 7)) memmove(s, s + 7, strlen(s + 7) + 1);
     for (size_t k = 0; k < DVM_COUNT(words); k++)
-        while ((at = strstr(s, words[k]))) memmove(at, at + strlen(words[k]), strlen(at + strlen(words[k])) + 1);
+        while ((at = strstr(s, words[k])))
+            memmove(at, at + strlen(words[k]), strlen(at + strlen(words[k])) + 1);
     for (size_t k = 0; k < DVM_COUNT(cast); k++)
         if ((at = strstr(s, cast[k]))) memmove(at, at + 6, strlen(at + 6) + 1);
     if ((at = strstr(s, "{1to"))) memmove(at, strchr(at, '}') + 1, strlen(strchr(at, '}') + 1) + 1);
@@ -299,7 +333,8 @@ static void compare(FILE *f) {
         next = end + 1;
         normal(ins);
         normal(want);
-        if (strcmp(ins, want) && bad++ < 20) print_message("%s\n  wanted %s\n  got    %s\n", got, want, ins);
+        if (strcmp(ins, want) && bad++ < 20)
+            print_message("%s\n  wanted %s\n  got    %s\n", got, want, ins);
         n++;
     }
     assert_int_equal(bad, 0);
@@ -312,7 +347,8 @@ static void disassemble_and_compare(void) {
     assert_true(fd >= 0);
     assert_int_equal(write(fd, enc.base, (size_t)dvm_enc_at(&enc)), dvm_enc_at(&enc));
     close(fd);
-    snprintf(command, sizeof command, "objdump -D -b binary -mi386:x86-64 -Mintel --no-show-raw-insn %s", path);
+    snprintf(command, sizeof command,
+             "objdump -D -b binary -mi386:x86-64 -Mintel --no-show-raw-insn %s", path);
     FILE *f = popen(command, "r");
     assert_non_null(f);
     compare(f);

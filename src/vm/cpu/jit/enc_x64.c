@@ -12,13 +12,14 @@
 #include <string.h>
 
 const struct dvm_x_row dvm_x_rows[X_NVEC] = {
-#define V(NAME, text, enc, pp, map, w, opcode, digit, form, types, tuple, lens) \
+#define V(NAME, text, enc, pp, map, w, opcode, digit, form, types, tuple, lens)       \
     {text, types, X_ENC_##enc, pp, map, w, opcode, digit, X_##form, X_##tuple, lens},
 #include "vm/cpu/jit/enc_x64.def"
 };
 
 const struct dvm_x_grow dvm_x_grows[G_NGPR] = {
-#define G(NAME, text, size, map, opcode, digit, form, imm) {text, #size[0], #form[0], map, opcode, digit, imm},
+#define G(NAME, text, size, map, opcode, digit, form, imm) \
+    {text, #size[0], #form[0], map, opcode, digit, imm},
 #include "vm/cpu/jit/enc_x64.def"
 };
 
@@ -43,7 +44,8 @@ static inline uint8_t *put32(uint8_t *p, int32_t v) {
 
 /* log2 of the bytes of a memory operand. */
 static int unit(const struct dvm_x_row *r, unsigned attr) {
-    static const uint8_t fixed[] = {[X_S1] = 0, [X_S2] = 1, [X_S4] = 2, [X_S8] = 3, [X_S16] = 4, [X_S32] = 5};
+    static const uint8_t fixed[] = {[X_S1] = 0, [X_S2] = 1,  [X_S4] = 2,
+                                    [X_S8] = 3, [X_S16] = 4, [X_S32] = 5};
     int len = attr & 3;
     switch (r->tuple) {
     case X_FV:
@@ -60,7 +62,8 @@ static int unit(const struct dvm_x_row *r, unsigned attr) {
 }
 
 /* modrm, sib and displacement of a memory operand. n: log2 of the displacement unit. tail: bytes behind it. */
-static uint8_t *put_mem(const struct dvm_enc *e, uint8_t *p, int reg, struct dvm_x_rm m, int n, int tail) {
+static uint8_t *put_mem(const struct dvm_enc *e, uint8_t *p, int reg, struct dvm_x_rm m, int n,
+                        int tail) {
     unsigned r = (unsigned)(reg & 7) << 3;
     if (m.base == X_RIP) {
         p = put8(p, r | 5);
@@ -69,8 +72,10 @@ static uint8_t *put_mem(const struct dvm_enc *e, uint8_t *p, int reg, struct dvm
     bool sib = m.index != X_NONE || (m.base & 7) == X_RSP;
     int32_t small = m.disp >> n;
     unsigned mod = 0x80;
-    if (m.disp == 0 && (m.base & 7) != X_RBP) mod = 0;
-    else if (small == (int8_t)small && (int32_t)((uint32_t)small << n) == m.disp) mod = 0x40;
+    if (m.disp == 0 && (m.base & 7) != X_RBP)
+        mod = 0;
+    else if (small == (int8_t)small && (int32_t)((uint32_t)small << n) == m.disp)
+        mod = 0x40;
     p = put8(p, mod | r | (sib ? 4u : (unsigned)m.base & 7));
     if (sib) {
         unsigned index = m.index == X_NONE ? 4u : (unsigned)m.index & 7;
@@ -81,7 +86,8 @@ static uint8_t *put_mem(const struct dvm_enc *e, uint8_t *p, int reg, struct dvm
     return p;
 }
 
-static uint8_t *put_rm(const struct dvm_enc *e, uint8_t *p, int reg, struct dvm_x_rm rm, int n, int tail) {
+static uint8_t *put_rm(const struct dvm_enc *e, uint8_t *p, int reg, struct dvm_x_rm rm, int n,
+                       int tail) {
     if (rm.reg >= 0) return put8(p, 0xc0 | (unsigned)(reg & 7) << 3 | (unsigned)(rm.reg & 7));
     return put_mem(e, p, reg, rm, n, tail);
 }
@@ -93,7 +99,8 @@ static inline unsigned extend(struct dvm_x_rm rm) {
     return (rm.index >= 0 ? (unsigned)rm.index >> 3 : 0) << 1 | b;
 }
 
-static uint8_t *put_vex(uint8_t *p, const struct dvm_x_row *r, unsigned attr, int reg, int vvvv, unsigned xb) {
+static uint8_t *put_vex(uint8_t *p, const struct dvm_x_row *r, unsigned attr, int reg, int vvvv,
+                        unsigned xb) {
     unsigned rbit = (unsigned)reg >> 3 & 1, w = r->enc & X_ENC_W0 ? 0 : r->w;
     unsigned low = ((unsigned)~vvvv & 15) << 3 | (attr & 1) << 2 | r->pp;
     if (r->map == 1 && !w && xb == 0) {
@@ -105,7 +112,8 @@ static uint8_t *put_vex(uint8_t *p, const struct dvm_x_row *r, unsigned attr, in
     return put8(p, w << 7 | low);
 }
 
-static uint8_t *put_evex(uint8_t *p, const struct dvm_x_row *r, unsigned attr, int reg, int vvvv, unsigned xb) {
+static uint8_t *put_evex(uint8_t *p, const struct dvm_x_row *r, unsigned attr, int reg, int vvvv,
+                         unsigned xb) {
     unsigned rbit = (unsigned)reg >> 3 & 1, r4 = (unsigned)reg >> 4 & 1;
     p = put8(p, 0x62);
     p = put8(p, (rbit ^ 1) << 7 | (xb ^ 3) << 5 | (r4 ^ 1) << 4 | r->map);
@@ -114,7 +122,8 @@ static uint8_t *put_evex(uint8_t *p, const struct dvm_x_row *r, unsigned attr, i
     return put8(p, z << 7 | (attr & 3) << 5 | b << 4 | (v4 ^ 1) << 3 | k);
 }
 
-void dvm_x_vec(struct dvm_enc *e, enum dvm_x_op op, unsigned attr, int reg, int vvvv, struct dvm_x_rm rm, int imm) {
+void dvm_x_vec(struct dvm_enc *e, enum dvm_x_op op, unsigned attr, int reg, int vvvv,
+               struct dvm_x_rm rm, int imm) {
     if (!room(e)) return;
     const struct dvm_x_row *r = &dvm_x_rows[op];
     uint8_t *p = e->p;
@@ -134,13 +143,15 @@ void dvm_x_vec(struct dvm_enc *e, enum dvm_x_op op, unsigned attr, int reg, int 
 }
 
 /* [66] [REX: 0100 W R X B] [0F] opcode modrm ... */
-void dvm_x_gpr(struct dvm_enc *e, enum dvm_x_gop op, bool wide, int reg, struct dvm_x_rm rm, int imm) {
+void dvm_x_gpr(struct dvm_enc *e, enum dvm_x_gop op, bool wide, int reg, struct dvm_x_rm rm,
+               int imm) {
     if (!room(e)) return;
     const struct dvm_x_grow *r = &dvm_x_grows[op];
     uint8_t *p = e->p;
     if (r->form == 'D') reg = r->digit;
     if (r->size == 'w' && r->form == 'M') p = put8(p, 0x66);
-    unsigned rex = (unsigned)(wide || r->size == 'q') << 3 | ((unsigned)reg >> 3 & 1) << 2 | extend(rm);
+    unsigned rex =
+        (unsigned)(wide || r->size == 'q') << 3 | ((unsigned)reg >> 3 & 1) << 2 | extend(rm);
     /* byte registers spl .. dil need a prefix, else they would be ah .. bh */
     bool byte = r->size == 'b' && (rm.reg >= 4 || (r->form == 'M' && reg >= 4));
     if (rex || byte) p = put8(p, 0x40 | rex);
@@ -195,10 +206,15 @@ void dvm_x_vzeroupper(struct dvm_enc *e) { bytes(e, "\xc5\xf8\x77", 3); }
 void dvm_x_sfence(struct dvm_enc *e) { bytes(e, "\x0f\xae\xf8", 3); }
 
 void dvm_x_align(struct dvm_enc *e, int n) {
-    static const char nop[9][9] = {
-        "\x90", "\x66\x90", "\x0f\x1f\x00", "\x0f\x1f\x40\x00", "\x0f\x1f\x44\x00\x00", "\x66\x0f\x1f\x44\x00\x00",
-        "\x0f\x1f\x80\x00\x00\x00\x00", "\x0f\x1f\x84\x00\x00\x00\x00\x00",
-        {0x66, 0x0f, 0x1f, (char)0x84, 0, 0, 0, 0, 0}};
+    static const char nop[9][9] = {"\x90",
+                                   "\x66\x90",
+                                   "\x0f\x1f\x00",
+                                   "\x0f\x1f\x40\x00",
+                                   "\x0f\x1f\x44\x00\x00",
+                                   "\x66\x0f\x1f\x44\x00\x00",
+                                   "\x0f\x1f\x80\x00\x00\x00\x00",
+                                   "\x0f\x1f\x84\x00\x00\x00\x00\x00",
+                                   {0x66, 0x0f, 0x1f, (char)0x84, 0, 0, 0, 0, 0}};
     int gap = -dvm_enc_at(e) & (n - 1);
     for (int k; gap && !e->full; gap -= k) {
         k = DVM_MIN(gap, 9);

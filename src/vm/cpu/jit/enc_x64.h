@@ -35,7 +35,24 @@ struct dvm_x_grow {
 };
 extern const struct dvm_x_grow dvm_x_grows[G_NGPR];
 
-enum { X_RAX, X_RCX, X_RDX, X_RBX, X_RSP, X_RBP, X_RSI, X_RDI, X_R8, X_R9, X_R10, X_R11, X_R12, X_R13, X_R14, X_R15 };
+enum {
+    X_RAX,
+    X_RCX,
+    X_RDX,
+    X_RBX,
+    X_RSP,
+    X_RBP,
+    X_RSI,
+    X_RDI,
+    X_R8,
+    X_R9,
+    X_R10,
+    X_R11,
+    X_R12,
+    X_R13,
+    X_R14,
+    X_R15
+};
 enum { X_128, X_256, X_512 };
 
 /* A register (reg >= 0) or memory: [base + index << scale + disp]. base X_RIP: disp is an offset from the start of the
@@ -72,9 +89,11 @@ DVM_INLINE int dvm_enc_at(const struct dvm_enc *e) { return (int)(e->p - e->base
 
 /* reg, vvvv: register numbers of the fields (0 where the form has none); imm is ignored where there is none and is a
  * register number in RVMR. */
-void dvm_x_vec(struct dvm_enc *e, enum dvm_x_op op, unsigned attr, int reg, int vvvv, struct dvm_x_rm rm, int imm);
+void dvm_x_vec(struct dvm_enc *e, enum dvm_x_op op, unsigned attr, int reg, int vvvv,
+               struct dvm_x_rm rm, int imm);
 /* wide: 64-bit operation. */
-void dvm_x_gpr(struct dvm_enc *e, enum dvm_x_gop op, bool wide, int reg, struct dvm_x_rm rm, int imm);
+void dvm_x_gpr(struct dvm_enc *e, enum dvm_x_gop op, bool wide, int reg, struct dvm_x_rm rm,
+               int imm);
 void dvm_x_mov_imm64(struct dvm_enc *e, int reg, uint64_t v);
 /* VEX.LZ.0F38 F5: zeroes the bits of a from number b on. 32-bit. */
 void dvm_x_bzhi(struct dvm_enc *e, int d, int a, int b);
@@ -89,7 +108,22 @@ void dvm_x_align(struct dvm_enc *e, int n);
 
 /* Conditions as in the opcode of jcc. */
 enum dvm_x_cond {
-    X_O, X_NO_O, X_B, X_AE, X_E, X_NE, X_BE, X_A, X_S, X_NS, X_P, X_NP, X_L, X_GE, X_LE, X_G,
+    X_O,
+    X_NO_O,
+    X_B,
+    X_AE,
+    X_E,
+    X_NE,
+    X_BE,
+    X_A,
+    X_S,
+    X_NS,
+    X_P,
+    X_NP,
+    X_L,
+    X_GE,
+    X_LE,
+    X_G,
     X_ALWAYS
 };
 /* Jump to an address already emitted. */

@@ -1,0 +1,157 @@
+/* Executable memory: pieces run, are never writable where they run, are reused after being freed, and survive a fork
+ * on both sides. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "vm/cpu/jit/code_mem.h"
+
+#if defined(__x86_64__)
+#include <pthread.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+typedef int answer_fn(void);
+
+/* mov eax, n; ret; then filler */
+static void *piece(int n, size_t size) {
+    unsigned char bytes[5000] = {0xb8};
+    void *code = NULL;
+    memcpy(bytes + 1, &n, 4);
+    bytes[5] = 0xc3;
+    assert_int_equal(dvm_code_mem_new(bytes, size, &code), DVM_OK);
+    return code;
+}
+
+static int call(void *code) {
+    answer_fn *f;
+    memcpy(&f, &code, sizeof f);
+    return f();
+}
+
+static void test_run_and_free(void **state) {
+    (void)state;
+    enum { N = 3000 };
+    static void *code[N];
+    size_t before = dvm_code_mem_used();
+    for (int round = 0; round < 3; round++) {
+        for (int k = 0; k < N; k++) code[k] = piece(k, (size_t)(64 + k % 4096));
+        for (int k = 0; k < N; k++) assert_int_equal(call(code[k]), k);
+        for (int k = 0; k < N; k += 2) dvm_code_mem_free(code[k], (size_t)(64 + k % 4096));
+        for (int k = 0; k < N; k += 2) code[k] = piece(-k, (size_t)(64 + k % 4096));
+        for (int k = 0; k < N; k++) assert_int_equal(call(code[k]), k % 2 ? k : -k);
+        for (int k = 0; k < N; k++) dvm_code_mem_free(code[k], (size_t)(64 + k % 4096));
+    }
+    assert_int_equal(dvm_code_mem_used(), before);
+}
+
+static void test_no_growth(void **state) {
+    (void)state;
+    void *keep = piece(7, 100), *first = piece(1, 1000);
+    dvm_code_mem_free(first, 1000);
+    for (int k = 0; k < 100000; k++) {
+        void *code = piece(k, 1000);
+        dvm_code_mem_free(code, 1000);
+    }
+    assert_int_equal(call(keep), 7);
+    dvm_code_mem_free(keep, 100);
+    assert_int_equal(dvm_code_mem_used(), 0);
+}
+
+/* No mapping of the process may be written and run. */
+static void test_never_both(void **state) {
+    (void)state;
+    void *code = piece(1, 64);
+    char line[512];
+    FILE *f = fopen("/proc/self/maps", "r");
+    bool executable = false;
+    if (!f) skip();
+    while (fgets(line, sizeof line, f)) {
+        unsigned long from, to;
+        char mode[5];
+        if (sscanf(line, "%lx-%lx %4s", &from, &to, mode) != 3) continue;
+        assert_false(mode[1] == 'w' && mode[2] == 'x');
+        if ((uintptr_t)code >= from && (uintptr_t)code < to) executable = mode[2] == 'x';
+    }
+    fclose(f);
+    assert_true(executable);
+    dvm_code_mem_free(code, 64);
+}
+
+/* Child and parent go on compiling and freeing; each must keep seeing its own code. */
+static void test_fork(void **state) {
+    (void)state;
+    enum { N = 500 };
+    static void *code[N];
+    for (int k = 0; k < N; k++) code[k] = piece(k, 200);
+    pid_t child = fork();
+    for (int k = 0; k < N; k += 3) dvm_code_mem_free(code[k], 200);
+    for (int k = 0; k < N; k += 3) code[k] = piece(child ? 1000 + k : 2000 + k, 200);
+    usleep(20000);
+    int bad = 0;
+    for (int k = 0; k < N; k++) bad += call(code[k]) != (k % 3 ? k : (child ? 1000 : 2000) + k);
+    if (child == 0) _exit(bad != 0);
+    int status = -1;
+    waitpid(child, &status, 0);
+    assert_int_equal(status, 0);
+    assert_int_equal(bad, 0);
+    for (int k = 0; k < N; k++) dvm_code_mem_free(code[k], 200);
+    assert_int_equal(dvm_code_mem_used(), 0);
+}
+
+static void *hammer(void *arg) {
+    int base = (int)(intptr_t)arg * 1000, bad = 0;
+    void *code[20] = {0};
+    for (int k = 0; k < 2000; k++) {
+        void **slot = &code[k % 20];
+        if (*slot) bad += call(*slot) != base + k - 20;
+        dvm_code_mem_free(*slot, 300);
+        unsigned char bytes[300] = {0xb8};
+        int n = base + k;
+        memcpy(bytes + 1, &n, 4);
+        bytes[5] = 0xc3;
+        if (dvm_code_mem_new(bytes, 300, slot) != DVM_OK) return (void *)1;
+    }
+    for (int k = 0; k < 20; k++) dvm_code_mem_free(code[k], 300);
+    return (void *)(intptr_t)bad;
+}
+
+static void test_threads(void **state) {
+    (void)state;
+    pthread_t t[8];
+    for (intptr_t k = 0; k < 8; k++) pthread_create(&t[k], NULL, hammer, (void *)k);
+    for (int k = 0; k < 8; k++) {
+        void *bad;
+        pthread_join(t[k], &bad);
+        assert_null(bad);
+    }
+    assert_int_equal(dvm_code_mem_used(), 0);
+}
+
+static void test_refuses_giants(void **state) {
+    (void)state;
+    static char big[(1 << 20) + 1];
+    void *code;
+    assert_int_equal(dvm_code_mem_new(big, sizeof big, &code), DVM_ERR_LIMIT);
+}
+
+int main(void) {
+    if (dvm_code_mem_refused()) {
+        print_message("1..0 # SKIP %s\n", dvm_code_mem_refused());
+        return 0;
+    }
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_run_and_free), cmocka_unit_test(test_no_growth),
+        cmocka_unit_test(test_never_both),   cmocka_unit_test(test_fork),
+        cmocka_unit_test(test_threads),      cmocka_unit_test(test_refuses_giants),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
+#else
+int main(void) { return 0; }
+#endif
