@@ -18,10 +18,12 @@ uint32_t dvm_cpu_flags(void) {
     uint32_t f = 0;
     /* These ask the system too whether it saves the wide registers. */
     __builtin_cpu_init();
-    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi2") && has_f16c())
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+        __builtin_cpu_supports("bmi2") && has_f16c())
         f |= DVM_CPU_AVX2;
-    if ((f & DVM_CPU_AVX2) && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") &&
-        __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq"))
+    if ((f & DVM_CPU_AVX2) && __builtin_cpu_supports("avx512f") &&
+        __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512bw") &&
+        __builtin_cpu_supports("avx512dq"))
         f |= DVM_CPU_AVX512;
     if ((f & DVM_CPU_AVX512) && has_bf16()) f |= DVM_CPU_AVX512_BF16;
     return f;

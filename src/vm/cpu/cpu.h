@@ -1,0 +1,118 @@
+/* The CPU VM's own form of a strip, and what a run keeps.
+ *
+ * A strip becomes two lists of steps, one for each way to walk the box:
+ *   rows   one row at a time, in tiles of up to `tile` columns. What does not vary along the row is one number,
+ *          computed once a row (list `row`) or once a call (list `uni`).
+ *   flat   short rows: several whole rows in one tile, one after the other. Only what is the same everywhere is one
+ *          number.
+ * Steps name their operands by index into a table of pointers, `at`: numbers first, then pointers that move (operands
+ * read or written where they stand), then the tiles, which live in the thread's scratch and are reused as values die. */
+#ifndef DVM_VM_CPU_CPU_H
+#define DVM_VM_CPU_CPU_H
+#include "code/tree.h"
+#include "vm/cpu/k.h"
+#include "vm/dev.h"
+
+enum {
+    DVM_CPU_TILE = 1024, /* elements, at most; at least DVM_CPU_TILE_MIN */
+    DVM_CPU_TILE_MIN = 256,
+    DVM_CPU_L1 = 24 << 10, /* bytes that live tiles may take */
+    DVM_CPU_SLABS = 4,     /* transposed operands that are loaded in blocks */
+    DVM_CPU_SLAB_ROWS = 16,
+    DVM_CPU_SLAB_COLS = 256,
+    DVM_CPU_SLAB_PITCH = 256 + 16, /* elements: rows of a block start in different cache sets */
+    DVM_CPU_SKEW = 64              /* bytes between tiles, for the same reason */
+};
+
+enum cpu_kind {
+    CPU_EW,     /* at[d] = fn(at[a], at[b], at[c]) */
+    CPU_LIT,    /* at[d] points at constant x */
+    CPU_PARAM,  /* at[d] points at parameter x */
+    CPU_LOAD,   /* operand x into at[d] */
+    CPU_DIRECT, /* at[d] points into operand x, or at tile a filled from it */
+    CPU_IOTA,   /* numbers of operand x into at[d] */
+    CPU_PICK,   /* elements of operand x at indices at[a] into at[d] */
+    CPU_SLICE, /* rows: at[d] points into operand x at the one index at[a], or at tile b filled from there */
+    CPU_OUT,   /* at[d] points into output x, or at tile a from where it will be stored */
+    CPU_STORE, /* at[a] into operand x, unless it stands there */
+    CPU_FOLD,  /* at[a] into state c */
+    CPU_SCAN   /* running sum of at[a] into at[d], state c */
+};
+
+struct cpu_step {
+    dvm_k_fn *fn;
+    uint16_t d, a, b, c;
+    uint8_t kind;
+    uint8_t vt;   /* of the value */
+    uint8_t type; /* kernel column: PICK: index is i64; FOLD, SCAN: enum dvm_k_redtype */
+    uint8_t red;  /* FOLD: op of ops.def */
+    uint16_t x;   /* operand, constant, parameter */
+};
+
+struct cpu_list {
+    const struct cpu_step *p;
+    uint32_t n;
+};
+struct cpu_prog {
+    struct cpu_list uni, row, tile;
+    uint16_t nnum, nmove, ntile; /* pointers by kind */
+};
+
+/* Where things stand in the scratch, bytes from its start. */
+struct cpu_layout {
+    uint32_t row, num, state, fold, slab, tile;
+};
+
+struct cpu_code {
+    struct dvm_code c;
+    const struct dvm_k *k;
+    size_t size;
+    struct cpu_prog rows, flat;
+    struct cpu_layout at;
+    uint32_t tile, tile_bytes; /* elements of a tile; bytes from one to the next */
+    uint16_t nstate, nslab;
+    bool one_row;       /* rows may be joined to one where memory is contiguous */
+    uint8_t slab_bytes; /* element */
+    uint16_t slab_opnd[DVM_CPU_SLABS];
+};
+
+/* ROW: a fold or running sum of one row. */
+struct cpu_state {
+    alignas(64) char lane[DVM_TREE_LANES * 8];
+    struct dvm_tree tree;
+};
+
+struct cpu_vm {
+    const struct cpu_code *code;
+    const struct dvm_strip_args *args;
+    char **at;
+    char **row;                /* operand -> address of column 0 of the row */
+    int64_t m, n;              /* the box, rows joined */
+    int64_t i, j;              /* first row and column of the tile */
+    int64_t count;             /* elements in the tile */
+    int64_t rows;              /* rows in the tile */
+    int64_t r;                 /* row in the block of transposed operands */
+    bool flat, in_place;       /* in_place: outputs may be written where they stand */
+    char *slab[DVM_CPU_SLABS]; /* NULL: not transposed in this call */
+};
+
+void dvm_cpu_run(const struct dvm_code *c, const struct dvm_strip_args *a);
+
+/* cpu_mem.c: steps that touch operands. */
+void dvm_cpu_memory(struct cpu_vm *v, const struct cpu_step *s);
+void dvm_cpu_load_slabs(struct cpu_vm *v, int64_t rows, int64_t cols);
+
+/* cpu_fold.c */
+void dvm_cpu_fold(struct cpu_vm *v, const struct cpu_step *s);
+void dvm_cpu_scan(struct cpu_vm *v, const struct cpu_step *s);
+void dvm_cpu_fold_start(struct cpu_vm *v, int64_t rows);
+void dvm_cpu_fold_end(struct cpu_vm *v, int64_t rows);
+/* Nothing to fold: identities. */
+void dvm_cpu_fold_none(const struct cpu_code *code, const struct dvm_strip_args *a);
+
+DVM_INLINE int64_t dvm_cpu_vt_size(int vt) { return vt == DVM_VT_I64 || vt == DVM_VT_F64 ? 8 : 4; }
+
+dvm_status dvm_cpu_compile(const struct dvm_dev *d, const struct dvm_mem *m,
+                           const struct dvm_strip *s, struct dvm_code **out);
+void dvm_cpu_destroy(const struct dvm_dev *d, const struct dvm_mem *m, struct dvm_code *c);
+#endif

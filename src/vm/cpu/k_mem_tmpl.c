@@ -1,0 +1,243 @@
+/* Memory to tile and back for all dtypes: contiguous, strided, blocks that are contiguous down the rows, indexed.
+ * 16-bit floats use the conversion instructions where the level has them; a NaN is then set to the one quiet NaN,
+ * which they would not give. */
+#include "vm/cpu/k_tmpl.h"
+
+#if defined(__F16C__)
+#include <immintrin.h>
+#elif defined(__x86_64__)
+#include <emmintrin.h>
+#endif
+
+/* ---- one element */
+
+DVM_INLINE int32_t load_bool(uint8_t x) { return x != 0; }
+DVM_INLINE int32_t load_u8(uint8_t x) { return x; }
+DVM_INLINE int32_t load_i8(int8_t x) { return x; }
+DVM_INLINE float load_f16(uint16_t x) { return dvm_f16_to_f32(x); }
+DVM_INLINE float load_bf16(uint16_t x) { return dvm_bf16_to_f32(x); }
+DVM_INLINE uint32_t load_b4(uint32_t x) { return x; }
+DVM_INLINE uint64_t load_b8(uint64_t x) { return x; }
+
+DVM_INLINE uint8_t store_b1(int32_t x) { return (uint8_t)x; }
+DVM_INLINE uint16_t store_f16(float x) { return dvm_f32_to_f16(x); }
+DVM_INLINE uint16_t store_bf16(float x) { return dvm_f32_to_bf16(x); }
+
+/* ---- all elements. V: type in the tile, M: type in memory */
+
+#define LOADS(S, V, M)                                                                             \
+    static void load_str_##S(void *d_, const char *s, int64_t cs, int64_t n) {                     \
+        V *d = d_;                                                                                 \
+        for (int64_t i = 0; i < n; i++) d[i] = load_##S(*(const M *)(s + i * cs));                 \
+    }                                                                                              \
+    static void load_block_##S(void *d_, int64_t pitch, const char *s, int64_t rs, int64_t cs,     \
+                               int64_t rows, int64_t cols) {                                       \
+        V *d = d_;                                                                                 \
+        for (int64_t c = 0; c < cols; c++)                                                         \
+            for (int64_t r = 0; r < rows; r++)                                                     \
+                d[r * pitch + c] = load_##S(*(const M *)(s + r * rs + c * cs));                    \
+    }                                                                                              \
+    static bool pick32_##S(void *d_, const char *base, int64_t cs, const void *index_, int64_t gs, \
+                           int64_t gn, int64_t n) {                                                \
+        V *d = d_;                                                                                 \
+        const int32_t *index = index_;                                                             \
+        bool ok = true;                                                                            \
+        for (int64_t i = 0; i < n; i++) {                                                          \
+            int64_t k = index[i], at = k < 0 ? k + gn : k;                                         \
+            bool in = at >= 0 && at < gn;                                                          \
+            ok &= in;                                                                              \
+            d[i] = gn == 0 ? 0 : load_##S(*(const M *)(base + i * cs + (in ? at : 0) * gs));       \
+        }                                                                                          \
+        return ok;                                                                                 \
+    }                                                                                              \
+    static bool pick64_##S(void *d_, const char *base, int64_t cs, const void *index_, int64_t gs, \
+                           int64_t gn, int64_t n) {                                                \
+        V *d = d_;                                                                                 \
+        const int64_t *index = index_;                                                             \
+        bool ok = true;                                                                            \
+        for (int64_t i = 0; i < n; i++) {                                                          \
+            int64_t k = index[i];                                                                  \
+            bool in = k >= -gn && k < gn;                                                          \
+            int64_t at = !in ? 0 : k < 0 ? k + gn : k;                                             \
+            ok &= in;                                                                              \
+            d[i] = gn == 0 ? 0 : load_##S(*(const M *)(base + i * cs + at * gs));                  \
+        }                                                                                          \
+        return ok;                                                                                 \
+    }
+#define STORES(S, V, M)                                                         \
+    static void store_str_##S(char *d, int64_t cs, const void *a_, int64_t n) { \
+        const V *a = a_;                                                        \
+        for (int64_t i = 0; i < n; i++) *(M *)(d + i * cs) = store_##S(a[i]);   \
+    }
+#define LOAD_LINE(S, V, M)                                     \
+    static void load_line_##S(DVM_K_ARGS) {                    \
+        V *DVM_RESTRICT d = d_;                                \
+        const M *a = a_;                                       \
+        K_UNUSED;                                              \
+        for (int64_t i = 0; i < n; i++) d[i] = load_##S(a[i]); \
+    }
+#define STORE_LINE(S, V, M)                                     \
+    static void store_line_##S(DVM_K_ARGS) {                    \
+        M *DVM_RESTRICT d = d_;                                 \
+        const V *a = a_;                                        \
+        K_UNUSED;                                               \
+        for (int64_t i = 0; i < n; i++) d[i] = store_##S(a[i]); \
+    }
+
+LOADS(bool, int32_t, uint8_t)
+LOADS(u8, int32_t, uint8_t)
+LOADS(i8, int32_t, int8_t)
+LOADS(f16, float, uint16_t)
+LOADS(bf16, float, uint16_t)
+LOADS(b4, uint32_t, uint32_t)
+LOADS(b8, uint64_t, uint64_t)
+LOAD_LINE(bool, int32_t, uint8_t)
+LOAD_LINE(u8, int32_t, uint8_t)
+LOAD_LINE(i8, int32_t, int8_t)
+LOAD_LINE(bf16, float, uint16_t)
+
+#define store_b4 load_b4
+#define store_b8 load_b8
+STORES(b1, int32_t, uint8_t)
+STORES(f16, float, uint16_t)
+STORES(bf16, float, uint16_t)
+STORES(b4, uint32_t, uint32_t)
+STORES(b8, uint64_t, uint64_t)
+STORE_LINE(b1, int32_t, uint8_t)
+STORE_LINE(bf16, float, uint16_t)
+
+static void line_b4(DVM_K_ARGS) {
+    K_UNUSED;
+    memcpy(d_, a_, (size_t)n * 4);
+}
+static void line_b8(DVM_K_ARGS) {
+    K_UNUSED;
+    memcpy(d_, a_, (size_t)n * 8);
+}
+
+static void load_line_f16(DVM_K_ARGS) {
+    float *DVM_RESTRICT d = d_;
+    const uint16_t *a = a_;
+    int64_t i = 0;
+    K_UNUSED;
+#if defined(__AVX512F__)
+    for (; i + 16 <= n; i += 16)
+        _mm512_storeu_ps(d + i, _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)(a + i))));
+#elif defined(__F16C__)
+    for (; i + 8 <= n; i += 8)
+        _mm256_storeu_ps(d + i, _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(a + i))));
+#endif
+    for (; i < n; i++) d[i] = load_f16(a[i]);
+}
+
+static void store_line_f16(DVM_K_ARGS) {
+    uint16_t *DVM_RESTRICT d = d_;
+    const float *a = a_;
+    int64_t i = 0;
+    K_UNUSED;
+#if defined(__AVX512F__)
+    for (; i + 16 <= n; i += 16) {
+        __m512 x = _mm512_loadu_ps(a + i);
+        __mmask16 nan = _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q);
+        __m256i h = _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+        _mm256_storeu_si256((__m256i *)(d + i),
+                            _mm256_mask_mov_epi16(h, nan, _mm256_set1_epi16(0x7e00)));
+    }
+#elif defined(__F16C__)
+    for (; i + 8 <= n; i += 8) {
+        __m256 x = _mm256_loadu_ps(a + i);
+        __m256i nan = _mm256_castps_si256(_mm256_cmp_ps(x, x, _CMP_UNORD_Q));
+        __m128i mask =
+            _mm_packs_epi32(_mm256_castsi256_si128(nan), _mm256_extracti128_si256(nan, 1));
+        __m128i h = _mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+        _mm_storeu_si128((__m128i *)(d + i), _mm_blendv_epi8(h, _mm_set1_epi16(0x7e00), mask));
+    }
+#endif
+    for (; i < n; i++) d[i] = store_f16(a[i]);
+}
+
+/* ---- non-temporal copy */
+
+#if defined(__AVX512F__)
+#define STREAM_BYTES 64
+#define STREAM(d, s) _mm512_stream_si512((__m512i *)(d), _mm512_loadu_si512(s))
+#elif defined(__AVX__)
+#define STREAM_BYTES 32
+#define STREAM(d, s) _mm256_stream_si256((__m256i *)(d), _mm256_loadu_si256((const __m256i *)(s)))
+#elif defined(__x86_64__)
+#define STREAM_BYTES 16
+#define STREAM(d, s) _mm_stream_si128((__m128i *)(d), _mm_loadu_si128((const __m128i *)(s)))
+#endif
+
+static void stream(void *d_, const void *a_, int64_t bytes) {
+    char *d = d_;
+    const char *a = a_;
+#if defined(STREAM)
+    int64_t head = (int64_t)(-(uintptr_t)d & 63);
+    if (bytes >= head + 64) {
+        memcpy(d, a, (size_t)head);
+        d += head, a += head, bytes -= head;
+        for (; bytes >= 64; bytes -= 64, d += 64, a += 64)
+            for (int k = 0; k < 64; k += STREAM_BYTES) STREAM(d + k, a + k);
+    }
+#endif
+    memcpy(d, a, (size_t)bytes);
+}
+
+static void fence(void) {
+#if defined(STREAM)
+    _mm_sfence();
+#endif
+}
+
+/* ---- numbers */
+
+static void iota32(int32_t *d, int64_t base, int64_t step, int64_t n) {
+    uint32_t b = (uint32_t)base, s = (uint32_t)step;
+    for (int32_t i = 0; i < n; i++) d[i] = (int32_t)(b + (uint32_t)i * s);
+}
+static void iota64(int64_t *d, int64_t base, int64_t step, int64_t n) {
+    uint64_t b = (uint64_t)base, s = (uint64_t)step;
+    for (int64_t i = 0; i < n; i++) d[i] = (int64_t)(b + (uint64_t)i * s);
+}
+
+#define PER_DTYPE(p)                                                 \
+    {[DVM_BOOL] = p##bool, [DVM_F16] = p##f16, [DVM_BF16] = p##bf16, \
+     [DVM_F32] = p##b4,    [DVM_I32] = p##b4,  [DVM_I64] = p##b8,    \
+     [DVM_F64] = p##b8,    [DVM_U8] = p##u8,   [DVM_I8] = p##i8}
+
+#define store_str_bool store_str_b1
+#define store_str_u8 store_str_b1
+#define store_str_i8 store_str_b1
+#define PICKS(D, S) [D] = {pick32_##S, pick64_##S}
+
+const struct dvm_k_mem K_TABLE(mem) = {
+    .load = {[DVM_BOOL] = load_line_bool,
+             [DVM_F16] = load_line_f16,
+             [DVM_BF16] = load_line_bf16,
+             [DVM_F32] = line_b4,
+             [DVM_I32] = line_b4,
+             [DVM_I64] = line_b8,
+             [DVM_F64] = line_b8,
+             [DVM_U8] = load_line_u8,
+             [DVM_I8] = load_line_i8},
+    .store = {[DVM_BOOL] = store_line_b1,
+              [DVM_F16] = store_line_f16,
+              [DVM_BF16] = store_line_bf16,
+              [DVM_F32] = line_b4,
+              [DVM_I32] = line_b4,
+              [DVM_I64] = line_b8,
+              [DVM_F64] = line_b8,
+              [DVM_U8] = store_line_b1,
+              [DVM_I8] = store_line_b1},
+    .load_str = PER_DTYPE(load_str_),
+    .store_str = PER_DTYPE(store_str_),
+    .load_block = PER_DTYPE(load_block_),
+    .pick = {PICKS(DVM_BOOL, bool), PICKS(DVM_F16, f16), PICKS(DVM_BF16, bf16), PICKS(DVM_F32, b4),
+             PICKS(DVM_I32, b4), PICKS(DVM_I64, b8), PICKS(DVM_F64, b8), PICKS(DVM_U8, u8),
+             PICKS(DVM_I8, i8)},
+    .stream = stream,
+    .fence = fence,
+    .iota32 = iota32,
+    .iota64 = iota64,
+};
