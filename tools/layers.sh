@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Checks the include ladder: a room includes only the rooms of its row below.
 #
-# base <- graph <- opt <- plan <- code <- vm <- {ops, coll} <- rt <- {cli, python}, and:
+# base <- graph <- opt, code <- plan <- vm <- {ops, coll} <- rt <- {cli, python}, and:
 #   prof sees base only and anyone may use it; cache sees base and code;
 #   vm/ref, vm/cpu and vm/cuda never see each other; opt and plan never see vm;
 #   cli and python see <dvm/...> only, and so does the oracle of the tests;
@@ -14,8 +14,8 @@ base
 prof      base
 graph     base prof
 opt       base prof graph
-plan      base prof graph opt
-code      base prof graph opt plan
+code      base prof graph
+plan      base prof graph code
 cache     base prof code
 vm        base prof graph opt plan code
 vm/ref    base prof graph opt plan code vm

@@ -1,0 +1,143 @@
+/* Loop axes of a kernel: neighbours that every operand walks through alike become one, then they are put in the order
+ * of plan.h: kept | reduced | strip. */
+#include <string.h>
+
+#include "plan/plan_int.h"
+
+static struct sb *sb_at(const struct group *g, int i) { return i & 1 ? g->vecs[i / 2] : g->full[i / 2]; }
+
+static bool can_merge(const struct group *g, int a) {
+    if (g->ax[a].reduced != g->ax[a + 1].reduced) return false;
+    if (g->scan && a + 1 == g->naxes - 1) return false;
+    int64_t n = g->ax[a + 1].size;
+    for (int i = 0; i < 2 * g->npass; i++) {
+        const struct sb *b = sb_at(g, i);
+        for (uint32_t k = 0; b && k < b->opnd.n; k++) {
+            const struct popnd *o = &b->opnd.p[k];
+            if (o->src != DVM_SRC_SCRATCH && o->stride[a] != o->stride[a + 1] * n) return false;
+        }
+    }
+    return true;
+}
+
+static void drop_axis(struct group *g, int a) {
+    for (int i = 0; i < 2 * g->npass; i++) {
+        struct sb *b = sb_at(g, i);
+        for (uint32_t k = 0; b && k < b->opnd.n; k++) {
+            int64_t *st = b->opnd.p[k].stride;
+            memmove(&st[a], &st[a + 1], sizeof *st * (size_t)(g->naxes - a - 1));
+            st[g->naxes - 1] = 0;
+        }
+    }
+    memmove(&g->ax[a], &g->ax[a + 1], sizeof g->ax[0] * (size_t)(g->naxes - a - 1));
+    g->naxes--;
+}
+
+static void merge(struct group *g) {
+    for (int a = g->naxes - 2; a >= 0; a--) {
+        if (!can_merge(g, a)) continue;
+        g->ax[a + 1].size *= g->ax[a].size;
+        drop_axis(g, a);
+    }
+}
+
+/* An axis of size 1 before position at. */
+static void insert_axis(struct group *g, int at, bool reduced) {
+    for (int i = 0; i < 2 * g->npass; i++) {
+        struct sb *b = sb_at(g, i);
+        for (uint32_t k = 0; b && k < b->opnd.n; k++) {
+            int64_t *st = b->opnd.p[k].stride;
+            memmove(&st[at + 1], &st[at], sizeof *st * (size_t)(g->naxes - at));
+            st[at] = 0;
+        }
+    }
+    memmove(&g->ax[at + 1], &g->ax[at], sizeof g->ax[0] * (size_t)(g->naxes - at));
+    g->ax[at] = (struct axis){.size = 1, .dim = -1, .reduced = reduced};
+    g->naxes++;
+}
+
+static void swap_axes(struct group *g, int a, int b) {
+    struct axis t = g->ax[a];
+    g->ax[a] = g->ax[b];
+    g->ax[b] = t;
+    for (int i = 0; i < 2 * g->npass; i++) {
+        struct sb *s = sb_at(g, i);
+        for (uint32_t k = 0; s && k < s->opnd.n; k++) {
+            int64_t *st = s->opnd.p[k].stride, x = st[a];
+            st[a] = st[b];
+            st[b] = x;
+        }
+    }
+}
+
+static int64_t magnitude(int64_t x) { return x < 0 ? -x : x; }
+
+/* MAP: the axis along which the first store moves least becomes the strip, so that outputs are written in order. */
+static void order_by_store(struct group *g) {
+    const struct popnd *st = NULL;
+    const struct sb *b = g->full[0];
+    for (uint32_t k = 0; !st && k < b->opnd.n; k++)
+        if (b->opnd.p[k].desc.role == DVM_ROLE_STORE) st = &b->opnd.p[k];
+    for (int i = 1; st && i < g->naxes; i++)
+        for (int a = i; a > 0 && magnitude(st->stride[a - 1]) < magnitude(st->stride[a]); a--) swap_axes(g, a - 1, a);
+    merge(g);
+}
+
+static int count_reduced(const struct group *g) {
+    int n = 0;
+    for (int a = 0; a < g->naxes; a++) n += g->ax[a].reduced;
+    return n;
+}
+
+/* A row that no single strip can walk: its operand goes to memory first; if it is there already, another root of this
+ * kernel is in the way and moves on. */
+static void refuse(struct planner *p, struct group *g) {
+    for (uint32_t k = 0; k < p->root.n; k++) {
+        const struct root *r = &p->root.p[k];
+        if (r->group != g->index || r->kind != ROOT_RED) continue;
+        uint32_t x = p->node.p[r->node].in[0];
+        if (p->node.p[x].mat) continue;
+        p->node.p[x].mat = 1;
+        p->stop = STOP_GROUP;
+    }
+    if (p->stop != STOP_NONE) return;
+    for (uint32_t k = 0; k < p->root.n; k++) {
+        const struct root *r = &p->root.p[k];
+        if (r->group != g->index || r->kind == ROOT_RED || r->outer) continue;
+        struct pnode *u = &p->node.p[r->user];
+        if (u->min_group > g->index) continue;
+        u->min_group = g->index + 1;
+        p->stop = STOP_GROUP;
+        return;
+    }
+    p->st = dvm_err_set(DVM_ERR_INTERNAL, "planner cannot lay out a row kernel");
+    p->stop = STOP_ERROR;
+}
+
+static void order_col(struct group *g) {
+    /* kept axes but the last move to the front, both kinds keeping their order */
+    for (int i = 1; i < g->naxes - 1; i++)
+        for (int a = i; a > 0 && g->ax[a - 1].reduced && !g->ax[a].reduced; a--) swap_axes(g, a - 1, a);
+    g->nm = count_reduced(g);
+}
+
+static void axes(struct planner *p, struct group *g) {
+    const struct dvm_shape *s = &p->shape.p[g->shape];
+    if (g->scan && s->rank > 0 && s->d[s->rank - 1] == 1) insert_axis(g, g->naxes, false);
+    merge(g);
+    g->nm = 0;
+    if (g->kind == DVM_MODE_MAP && !g->scan) order_by_store(g);
+    if (g->kind == DVM_MODE_ROW && count_reduced(g) != 1) {
+        refuse(p, g);
+        return;
+    }
+    if (g->kind == DVM_MODE_COL) order_col(g);
+    while (g->kind != DVM_MODE_COL && g->naxes < 2) insert_axis(g, 0, false);
+}
+
+void dvm_plan_axes(struct planner *p) {
+    for (uint32_t i = 0; i < p->group.n && p->stop == STOP_NONE; i++) {
+        struct group *g = p->group.p[i];
+        if (g->npass && (g->full[0] || g->kind != DVM_MODE_MAP)) axes(p, g);
+    }
+}

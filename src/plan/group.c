@@ -1,0 +1,380 @@
+/* Which roots share a kernel. Roots are stores, reductions, values that must be kept in memory, and the pieces of a
+ * concat. They are visited in order; each joins the first kernel that is not older than anything it rests on, has the
+ * same space (or, for a value of the rows, the same kept axes) and accepts it; else it opens a new kernel. Emission
+ * decides whether a kernel accepts a root; when it refuses, the reason is remembered and grouping starts again. Every
+ * restart forbids something, so there is an end. */
+#include <string.h>
+
+#include "plan/emit.h"
+#include "plan/plan_int.h"
+
+enum { MAX_ROOTS = 96, MAX_CUTS = 8 };
+
+static const struct dvm_shape *shape_of(const struct planner *p, uint32_t n) { return &p->shape.p[p->node.p[n].shape]; }
+
+static bool no_memory(struct planner *p) {
+    p->st = DVM_ERR_NOMEM;
+    p->stop = STOP_ERROR;
+    return false;
+}
+
+/* ---- what a value rests on -------------------------------------------------------------------------- */
+
+static void rest_on(struct planner *p, struct pnode *n, uint32_t o) {
+    const struct pnode *x = &p->node.p[o];
+    int32_t need = x->need;
+    int pass = x->pass;
+    if (x->cls == DVM_CLS_RED) pass++;
+    if (x->op == DVM_OP_CONCAT) need = x->group + 1, pass = 0;
+    if (need > n->need) n->need = need, n->pass = (uint8_t)DVM_MIN(pass, 255);
+    else if (need == n->need) n->pass = (uint8_t)DVM_MAX(n->pass, DVM_MIN(pass, 255));
+    bool kept = x->cls == DVM_CLS_RED || x->mat || x->op == DVM_OP_CONCAT || x->op == DVM_OP_CUMSUM;
+    uint32_t c = kept ? 0 : x->cost;
+    n->cost = n->cost + c < n->cost ? UINT32_MAX : n->cost + c;
+}
+
+static void analyse(struct planner *p, uint32_t i) {
+    struct pnode *n = &p->node.p[i];
+    n->need = -1;
+    n->pass = 0;
+    n->cost = n->cls == DVM_CLS_EW ? dvm_plan_cost(n->op) : n->op == DVM_OP_GATHER ? 4 : 0;
+    for (int k = 0; k < n->nin; k++) rest_on(p, n, n->in[k]);
+}
+
+static void count_uses(struct planner *p) {
+    for (uint32_t i = 1; i < p->node.n; i++) {
+        struct pnode *n = &p->node.p[i];
+        int cnt = n->op == DVM_OP_CONCAT ? (int)n->nat - 1 : n->nin;
+        for (int k = 0; k < cnt; k++) {
+            struct pnode *x = &p->node.p[n->op == DVM_OP_CONCAT ? p->pref[n->at[1 + k]] : n->in[k]];
+            x->uses++;
+            x->user = i;
+        }
+    }
+}
+
+/* ---- kernels ------------------------------------------------------------------------------------------ */
+
+static bool cut_axis(struct group *g, int a, int64_t at) {
+    if (g->naxes >= DVM_MAX_AXES || a >= g->naxes) return false;
+    memmove(&g->ax[a + 1], &g->ax[a], sizeof g->ax[0] * (size_t)(g->naxes - a));
+    g->ax[a].size /= at;
+    g->ax[a].mult *= at;
+    g->ax[a + 1].size = at;
+    g->naxes++;
+    g->nsplit++;
+    return true;
+}
+
+static struct group *new_group(struct planner *p, int32_t shape, uint32_t user) {
+    struct group *g = dvm_arena_new(p->a, sizeof *g);
+    struct group **at = g ? PUSH(p, p->group) : NULL;
+    if (!at) return no_memory(p), NULL;
+    *at = g;
+    const struct dvm_shape *s = &p->shape.p[shape];
+    g->index = (int32_t)p->group.n - 1;
+    g->kind = DVM_MODE_MAP;
+    g->shape = shape;
+    g->rank = s->rank;
+    g->first = user;
+    for (int d = 0; d < s->rank; d++)
+        if (s->d[d] != 1) g->ax[g->naxes++] = (struct axis){.size = s->d[d], .dim = d, .mult = 1};
+    for (uint32_t i = 0; i < p->cut.n; i++)
+        if (p->cut.p[i].first == user && !cut_axis(g, p->cut.p[i].axis, p->cut.p[i].at)) break;
+    return g;
+}
+
+static void adopt(struct planner *p, struct group *g, const struct pnode *red) {
+    const struct dvm_shape *s = &p->shape.p[g->shape];
+    int64_t len = 1;
+    g->kind = red->inner ? DVM_MODE_ROW : DVM_MODE_COL;
+    g->mask = red->mask;
+    for (int a = 0; a < g->naxes; a++) g->ax[a].reduced = red->mask >> g->ax[a].dim & 1;
+    for (int d = 0; d < s->rank; d++)
+        if (red->mask >> d & 1) len *= s->d[d];
+    g->keep_ok = red->inner && len <= 16384;
+}
+
+/* Same sizes as the kept axes, leaving out ones. */
+static bool kept_shape(const struct planner *p, const struct group *g, const struct dvm_shape *s) {
+    const struct dvm_shape *gs = &p->shape.p[g->shape];
+    int j = 0;
+    for (int d = 0; d < gs->rank; d++) {
+        if ((g->mask >> d & 1) || gs->d[d] == 1) continue;
+        while (j < s->rank && s->d[j] == 1) j++;
+        if (j >= s->rank || s->d[j] != gs->d[d]) return false;
+        j++;
+    }
+    while (j < s->rank && s->d[j] == 1) j++;
+    return j == s->rank;
+}
+
+enum fit { FIT_NO, FIT_FULL, FIT_OUTER };
+
+static enum fit fits(const struct planner *p, const struct group *g, const struct root *r) {
+    const struct pnode *n = &p->node.p[r->node];
+    if (g->roots.n >= MAX_ROOTS) return FIT_NO;
+    if (r->kind == ROOT_RED) {
+        const struct pnode *x = &p->node.p[n->in[0]];
+        if (g->scan || x->shape != g->shape) return FIT_NO;
+        if (g->kind == DVM_MODE_MAP) return FIT_FULL;
+        return g->mask == n->mask && (g->kind == DVM_MODE_ROW) == (n->inner != 0) ? FIT_FULL : FIT_NO;
+    }
+    if (n->op == DVM_OP_CUMSUM) return FIT_NO;
+    if (n->shape == g->shape && !(g->scan && n->need != g->index)) return FIT_FULL;
+    bool rests = n->need == g->index && (n->pass > 0 || n->cls == DVM_CLS_RED);
+    if (g->kind != DVM_MODE_MAP && rests && kept_shape(p, g, &p->shape.p[n->shape])) return FIT_OUTER;
+    return FIT_NO;
+}
+
+static struct group *choose(struct planner *p, struct root *r) {
+    const struct pnode *n = &p->node.p[r->node];
+    int32_t from = DVM_MAX(n->need, p->node.p[r->user].min_group);
+    for (int32_t i = DVM_MAX(from, 0); i < (int32_t)p->group.n; i++) {
+        enum fit f = fits(p, p->group.p[i], r);
+        if (f == FIT_NO) continue;
+        r->outer = f == FIT_OUTER;
+        return p->group.p[i];
+    }
+    r->outer = 0;
+    return new_group(p, r->kind == ROOT_RED ? p->node.p[n->in[0]].shape : n->shape, r->user);
+}
+
+/* Puts a root where it belongs and emits it (kept values are emitted when first read). */
+static bool place(struct planner *p, struct root r) {
+    struct group *g = choose(p, &r);
+    if (!g) return false;
+    r.group = g->index;
+    uint32_t *at = PUSH(p, g->roots);
+    if (!at) return no_memory(p);
+    *at = p->root.n;
+    p->cur_root = r.node;
+    struct pnode *n = &p->node.p[r.node];
+    if (r.kind == ROOT_RED) {
+        if (g->kind == DVM_MODE_MAP) adopt(p, g, n);
+    }
+    if (r.kind == ROOT_RED || r.kind == ROOT_MAT) {
+        n->group = g->index;
+        if (n->need != g->index) n->pass = 0;
+        n->need = g->index;
+        if (n->op == DVM_OP_CUMSUM) g->scan = true;
+    }
+    if (r.kind == ROOT_MAT) return true;
+    struct root *q = PUSH(p, p->root);
+    if (!q) return no_memory(p);
+    *q = r;
+    return dvm_plan_emit_root(p, g, &r);
+}
+
+/* ---- stores ------------------------------------------------------------------------------------------- */
+
+static void out_strides(const struct planner *p, uint32_t store, int64_t *st) {
+    const struct pnode *n = &p->node.p[store];
+    const struct dvm_shape *s = &p->shape.p[n->shape];
+    const int64_t *given = p->in->out_stride ? p->in->out_stride[n->at[0]] : NULL;
+    if (!given && n->nat > 1) given = n->at + 1;
+    int64_t step = 1;
+    for (int j = s->rank - 1; j >= 0; j--) {
+        st[j] = given ? given[j] : step;
+        step *= s->d[j];
+    }
+}
+
+/* Strides of the operand's axes when a reshape of it is stored with strides st; false: not one stride an axis. */
+static bool reshape_strides(const struct dvm_shape *o, const struct dvm_shape *x, int64_t *st) {
+    int64_t res[DVM_MAX_RANK] = {0};
+    int i = x->rank - 1, j = o->rank - 1;
+    while (i >= 0 && j >= 0) {
+        if (x->d[i] == 1) { i--; continue; }
+        if (o->d[j] == 1) { j--; continue; }
+        int64_t pi = x->d[i], pj = o->d[j], base = st[j];
+        res[i--] = base;
+        while (pi != pj) {
+            if (pi < pj) {
+                if (i < 0) return false;
+                res[i] = base * pi;
+                pi *= x->d[i--];
+            } else {
+                if (j <= 0) return false;
+                j--;
+                if (o->d[j] != 1 && st[j] != base * pj) return false;
+                pj *= o->d[j];
+            }
+        }
+        j--;
+    }
+    memcpy(st, res, sizeof res);
+    return true;
+}
+
+/* Moves views from the stored value into the strides of the store, when the value below is computed rather than
+ * loaded: then it is stored from the kernel that computes it. */
+static uint32_t through_views(const struct planner *p, uint32_t x, int64_t *st) {
+    uint32_t z = x;
+    bool turned = false;
+    while (p->node.p[z].cls == DVM_CLS_VIEW) {
+        turned |= p->node.p[z].op == DVM_OP_PERMUTE;
+        z = p->node.p[z].in[0];
+    }
+    const struct pnode *base = &p->node.p[z];
+    if (base->cls == DVM_CLS_LEAF || base->op == DVM_OP_CONCAT || (turned && base->need < 0 && base->uses == 1)) return x;
+    while (x != z) {
+        const struct pnode *n = &p->node.p[x];
+        const struct dvm_shape *o = &p->shape.p[n->shape], *y = shape_of(p, n->in[0]);
+        if (n->op == DVM_OP_PERMUTE) {
+            int64_t t[DVM_MAX_RANK];
+            for (int j = 0; j < o->rank; j++) t[n->at[j]] = st[j];
+            memcpy(st, t, sizeof t[0] * (size_t)o->rank);
+        } else if (n->op != DVM_OP_RESHAPE || p->numel.p[n->shape] == 0 || !reshape_strides(o, y, st)) {
+            return x;
+        }
+        x = n->in[0];
+    }
+    return x;
+}
+
+static bool exact_in_memory(int t) { return t != DVM_F16 && t != DVM_BF16; }
+
+static bool visit_store(struct planner *p, uint32_t i) {
+    const struct pnode *n = &p->node.p[i];
+    uint32_t x = n->in[0];
+    if (p->node.p[x].direct || p->numel.p[n->shape] == 0) return true;
+    struct root r = {.kind = ROOT_STORE, .dtype = n->dtype, .buffer = (int32_t)n->at[0], .user = i};
+    out_strides(p, i, r.stride);
+    while (p->node.p[x].op == DVM_OP_STORE) x = p->node.p[x].in[0];
+    r.node = through_views(p, x, r.stride);
+    if (!place(p, r)) return false;
+    /* Later kernels may read the stored value back. */
+    struct pnode *v = &p->node.p[r.node];
+    if (v->cls == DVM_CLS_EW && v->home < 0 && v->group == NO_GROUP && v->uses > 1 && exact_in_memory(r.dtype)) {
+        struct buffer *bf = PUSH(p, p->buffer);
+        if (!bf) return no_memory(p);
+        *bf = (struct buffer){.src = DVM_SRC_OUTPUT, .dtype = r.dtype, .index = (uint16_t)r.buffer};
+        memcpy(bf->stride, r.stride, sizeof bf->stride);
+        v->home = (int32_t)p->buffer.n - 1;
+        v->group = p->root.p[p->root.n - 1].group;
+        for (uint32_t k = p->root.n; k-- > 0;)
+            if (p->root.p[k].user == i) {
+                v->group = p->root.p[k].group;
+                break;
+            }
+    }
+    return true;
+}
+
+static bool visit_concat(struct planner *p, uint32_t i) {
+    struct pnode *n = &p->node.p[i];
+    const struct dvm_shape s = p->shape.p[n->shape];
+    static const uint8_t ws_dtype[DVM_NVT] = {DVM_BOOL, DVM_I32, DVM_I64, DVM_F32, DVM_F64};
+    struct buffer bf = {.src = DVM_SRC_WS, .dtype = ws_dtype[dvm_vt_of(n->dtype)], .first = INT32_MAX};
+    int64_t step = 1;
+    for (int j = s.rank - 1; j >= 0; j--) bf.stride[j] = step, step *= s.d[j];
+    n->group = -1;
+    if (n->uses == 1 && p->node.p[n->user].op == DVM_OP_STORE && p->node.p[n->user].uses == 0) {
+        n->direct = 1;
+        bf.src = DVM_SRC_OUTPUT;
+        bf.dtype = n->dtype;
+        bf.index = (uint16_t)p->node.p[n->user].at[0];
+        out_strides(p, n->user, bf.stride);
+    } else {
+        bf.bytes = step * (int64_t)dvm_dtype_size((dvm_dtype)bf.dtype);
+    }
+    struct buffer *q = PUSH(p, p->buffer);
+    if (!q) return no_memory(p);
+    *q = bf;
+    n->home = (int32_t)p->buffer.n - 1;
+    int axis = (int)(n->at[0] < 0 ? n->at[0] + s.rank : n->at[0]);
+    int64_t at = 0;
+    uint32_t cnt = n->nat;
+    for (uint32_t k = 1; k < cnt; k++) {
+        uint32_t x = p->pref[p->node.p[i].at[k]];
+        struct root r = {.kind = ROOT_PIECE, .dtype = bf.dtype, .buffer = p->node.p[i].home, .node = x, .user = i};
+        memcpy(r.stride, bf.stride, sizeof r.stride);
+        r.offset = at * bf.stride[axis];
+        at += shape_of(p, x)->d[axis];
+        if (p->numel.p[p->node.p[x].shape] == 0) continue;
+        if (!place(p, r)) return false;
+        for (uint32_t t = p->root.n; t-- > 0;) {
+            if (p->root.p[t].kind != ROOT_PIECE || p->root.p[t].user != i) continue;
+            struct buffer *b2 = &p->buffer.p[p->node.p[i].home];
+            p->node.p[i].group = DVM_MAX(p->node.p[i].group, p->root.p[t].group);
+            b2->first = DVM_MIN(b2->first, p->root.p[t].group);
+            break;
+        }
+    }
+    return true;
+}
+
+static bool visit(struct planner *p, uint32_t i) {
+    struct pnode *n = &p->node.p[i];
+    if (n->op == DVM_OP_STORE) return visit_store(p, i);
+    if (n->op == DVM_OP_CONCAT) return visit_concat(p, i);
+    if (p->numel.p[n->shape] == 0) return true;
+    if (n->cls == DVM_CLS_RED) return place(p, (struct root){.kind = ROOT_RED, .node = i, .user = i});
+    if (n->op == DVM_OP_CUMSUM || n->mat) return place(p, (struct root){.kind = ROOT_MAT, .node = i, .user = i});
+    return true;
+}
+
+/* ---- restarts ------------------------------------------------------------------------------------------ */
+
+static void reset(struct planner *p) {
+    p->buffer.n = p->root.n = p->group.n = p->param.n = 0;
+    p->stop = STOP_NONE;
+    for (uint32_t i = 1; i < p->node.n; i++) {
+        struct pnode *n = &p->node.p[i];
+        n->group = NO_GROUP;
+        n->home = -1;
+        n->seen = 0;
+        n->direct = 0;
+    }
+}
+
+static dvm_status learn(struct planner *p, uint32_t user) {
+    struct pnode *n = &p->node.p[p->stop_node];
+    switch (p->stop) {
+    case STOP_MAT:
+        if (n->mat) DVM_FAIL(INTERNAL, "planner cannot place %s (%%%u)", dvm_op_table[n->op].text, n->gref);
+        n->mat = 1;
+        return DVM_OK;
+    case STOP_GROUP: {
+        struct root *r = NULL;
+        for (uint32_t k = p->root.n; !r && k-- > 0;)
+            if (p->root.p[k].user == user) r = &p->root.p[k];
+        struct group *g = r ? p->group.p[r->group] : p->group.p[p->group.n - 1];
+        if (g->roots.n <= 1) { /* alone and still refused: keep something in memory */
+            if (n->mat || p->stop_node == 0) DVM_FAIL(LIMIT, "a kernel of this graph has too many operands or passes");
+            n->mat = 1;
+            return DVM_OK;
+        }
+        p->node.p[user].min_group = g->index + 1;
+        return DVM_OK;
+    }
+    case STOP_SPLIT: {
+        struct cut *c = PUSH(p, p->cut);
+        if (!c) return DVM_ERR_NOMEM;
+        *c = (struct cut){p->group.p[p->split_group]->first, p->split_axis, p->split_at};
+        return DVM_OK;
+    }
+    default: return p->st != DVM_OK ? p->st : DVM_ERR_NOMEM;
+    }
+}
+
+dvm_status dvm_plan_groups(struct planner *p) {
+    count_uses(p);
+    uint32_t tries = 64 + 2 * p->node.n;
+    for (uint32_t t = 0; t < tries; t++) {
+        reset(p);
+        uint32_t i = 1;
+        for (; i < p->node.n; i++) {
+            analyse(p, i);
+            if (!visit(p, i) || p->stop != STOP_NONE) break;
+        }
+        if (i == p->node.n) {
+            dvm_plan_axes(p);
+            if (p->stop == STOP_NONE) return DVM_OK;
+            if (p->stop == STOP_GROUP) continue; /* axes.c has moved a root away */
+        }
+        DVM_TRY(learn(p, i));
+    }
+    DVM_FAIL(INTERNAL, "planner found no end after %u tries", tries);
+}

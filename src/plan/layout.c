@@ -1,0 +1,294 @@
+/* The finished plan in one block: block sizes and scratch, operand kinds, strips without repetition, workspace by
+ * lifetime. */
+#include <string.h>
+
+#include "base/hash.h"
+#include "plan/plan_int.h"
+
+static struct sb *sb_at(const struct group *g, int i) { return i & 1 ? g->vecs[i / 2] : g->full[i / 2]; }
+
+static bool live(const struct sb *b) {
+    for (uint32_t i = 0; b && i < b->ins.n; i++)
+        if (b->ins.p[i].op == DVM_BC_STORE || b->ins.p[i].op == DVM_BC_FOLD) return true;
+    return false;
+}
+
+static int64_t esize(const struct popnd *o) { return (int64_t)dvm_dtype_size((dvm_dtype)o->desc.dtype); }
+
+/* ---- blocks and scratch ------------------------------------------------------------------------------- */
+
+static int64_t block_size(const struct group *g, size_t cache) {
+    int64_t bytes = 0, passes = 0;
+    for (int i = 0; i < g->npass; i++) {
+        if (!live(g->full[i])) continue;
+        passes++;
+        for (uint32_t k = 0; k < g->full[i]->opnd.n; k++) bytes += esize(&g->full[i]->opnd.p[k]);
+    }
+    bytes = DVM_MAX(bytes, 4);
+    int64_t room = (int64_t)cache / (passes > 1 ? 4 : 2), n = g->ax[g->naxes - 1].size, b;
+    if (g->kind == DVM_MODE_ROW) {
+        b = room / (bytes * DVM_MAX(n, 1));
+        b = DVM_MIN(DVM_MAX(b, 1), 512);
+        return DVM_MIN(b, DVM_MAX(g->ax[g->naxes - 2].size, 1));
+    }
+    if (g->kind != DVM_MODE_COL) return 1;
+    int64_t rows = 1;
+    for (int a = g->naxes - 1 - g->nm; a < g->naxes - 1; a++) rows *= g->ax[a].size;
+    b = passes > 1 ? room / (bytes * DVM_MAX(rows, 1)) : 1024;
+    b = DVM_MIN(DVM_MAX(b / 64 * 64, 64), 1024);
+    return DVM_MIN(b, DVM_MAX(n, 1));
+}
+
+static size_t lay_scratch(struct group *g, int64_t block) {
+    int64_t at = 0;
+    for (uint32_t i = 0; i < g->vec.n; i++) {
+        struct rowvec *r = &g->vec.p[i];
+        r->offset = at;
+        int64_t each = (int64_t)dvm_dtype_size((dvm_dtype)r->dtype) * (r->kept ? g->ax[g->naxes - 1].size : 1);
+        at += (each * block + 63) / 64 * 64;
+    }
+    return (size_t)at;
+}
+
+/* ---- operands ------------------------------------------------------------------------------------------ */
+
+static void scratch_strides(const struct group *g, struct popnd *o) {
+    const struct rowvec *r = &g->vec.p[o->vec];
+    int64_t es = esize(o), n = g->ax[g->naxes - 1].size;
+    memset(o->stride, 0, sizeof o->stride);
+    o->offset = r->offset;
+    if (g->kind == DVM_MODE_COL) {
+        o->stride[g->naxes - 1] = es;
+        return;
+    }
+    o->stride[g->naxes - 2] = r->kept ? n * es : es;
+    o->stride[g->naxes - 1] = r->kept ? es : 0;
+}
+
+static uint8_t opnd_kind(const struct group *g, const struct popnd *o, bool vec) {
+    int col = vec && g->kind == DVM_MODE_ROW ? g->naxes - 2 : g->naxes - 1;
+    int64_t cs = o->stride[col];
+    bool iota = o->desc.role == DVM_ROLE_IOTA, out = o->desc.role == DVM_ROLE_STORE || o->desc.role == DVM_ROLE_FOLD;
+    if (o->desc.role == DVM_ROLE_FOLD) return g->kind == DVM_MODE_COL ? DVM_OPND_CONTIG : DVM_OPND_ROW;
+    if (!iota && (cs == esize(o) || (out && g->ax[col].size <= 1))) return DVM_OPND_CONTIG;
+    if (cs != 0) return DVM_OPND_STRIDED;
+    for (int a = 0; a < g->naxes; a++)
+        if (o->stride[a] != 0) return DVM_OPND_ROW;
+    return DVM_OPND_UNIF;
+}
+
+/* A size-1 column axis has no step of its own: give outputs one that fits their kind. */
+static void fix_single(const struct group *g, struct popnd *o, bool vec) {
+    int col = vec && g->kind == DVM_MODE_ROW ? g->naxes - 2 : g->naxes - 1;
+    if (o->desc.role == DVM_ROLE_STORE && g->ax[col].size <= 1) o->stride[col] = esize(o);
+}
+
+static int64_t traffic(const struct group *g, const struct popnd *o) {
+    if (o->src == DVM_SRC_SCRATCH || o->src == DVM_SRC_NONE) return 0;
+    int64_t n = esize(o);
+    for (int a = 0; a < g->naxes; a++)
+        if (o->stride[a] != 0) n *= g->ax[a].size;
+    return n;
+}
+
+/* ---- workspace ------------------------------------------------------------------------------------------ */
+
+static size_t lay_workspace(struct planner *p) {
+    int64_t top = 0;
+    for (uint32_t i = 0; i < p->buffer.n; i++) {
+        struct buffer *b = &p->buffer.p[i];
+        if (b->src != DVM_SRC_WS) continue;
+        b->bytes = (b->bytes + 63) / 64 * 64;
+        b->last = DVM_MAX(b->last, b->first);
+        b->offset = 0;
+        for (bool moved = true; moved;) {
+            moved = false;
+            for (uint32_t k = 0; k < i; k++) {
+                const struct buffer *c = &p->buffer.p[k];
+                bool meet = c->src == DVM_SRC_WS && c->first <= b->last && b->first <= c->last;
+                if (!meet || b->offset >= c->offset + c->bytes || c->offset >= b->offset + b->bytes) continue;
+                b->offset = c->offset + c->bytes;
+                moved = true;
+            }
+        }
+        top = DVM_MAX(top, b->offset + b->bytes);
+    }
+    return (size_t)top;
+}
+
+/* ---- the block -------------------------------------------------------------------------------------------- */
+
+struct bump {
+    char *p, *end;
+};
+static void *take(struct bump *b, size_t n) {
+    void *r = b->p;
+    b->p += (n + 15) & ~(size_t)15;
+    return r;
+}
+
+static size_t measure(const struct planner *p) {
+    size_t n = sizeof(struct dvm_plan) + 1024;
+    n += p->group.n * sizeof(struct dvm_kplan) + p->param.n * sizeof(struct dvm_pparam);
+    n += (size_t)p->g->n_out * sizeof(struct dvm_plan_out);
+    for (uint32_t i = 0; i < p->group.n; i++) {
+        const struct group *g = p->group.p[i];
+        for (int k = 0; k < 2 * g->npass; k++) {
+            const struct sb *b = sb_at(g, k);
+            if (!live(b)) continue;
+            n += sizeof(struct dvm_phase) + sizeof(struct dvm_strip) + sizeof(void *) + 128;
+            n += b->opnd.n * (sizeof(struct dvm_bind) + sizeof(struct dvm_opnd)) + b->ins.n * sizeof(struct dvm_ins);
+            n += b->lit.n * sizeof(uint64_t) + b->param.n * sizeof(uint16_t);
+        }
+    }
+    return n;
+}
+
+static uint64_t strip_hash(const struct dvm_strip *s) {
+    uint64_t h = dvm_hash_mix(DVM_FORMAT, (uint64_t)s->mode << 8 | s->flags);
+    h = dvm_hash_mix(h, (uint64_t)s->nins << 48 | (uint64_t)s->nopnd << 32 | (uint64_t)s->nlit << 16 | s->nparam);
+    h = dvm_hash_bytes(h, s->opnd, s->nopnd * sizeof *s->opnd);
+    h = dvm_hash_bytes(h, s->lit, s->nlit * sizeof *s->lit);
+    return dvm_hash_bytes(h, s->ins, s->nins * sizeof *s->ins);
+}
+
+static bool strip_same(const struct dvm_strip *a, const struct dvm_strip *b) {
+    return a->hash == b->hash && a->mode == b->mode && a->flags == b->flags && a->nins == b->nins && a->nopnd == b->nopnd &&
+           a->nlit == b->nlit && a->nparam == b->nparam && !memcmp(a->opnd, b->opnd, a->nopnd * sizeof *a->opnd) &&
+           !memcmp(a->lit, b->lit, a->nlit * sizeof *a->lit) && !memcmp(a->ins, b->ins, a->nins * sizeof *a->ins);
+}
+
+static uint32_t add_strip(struct dvm_plan *pl, struct bump *bm, const struct sb *b, bool scan) {
+    struct dvm_strip s = {.nins = (uint16_t)b->ins.n, .nopnd = (uint16_t)b->opnd.n, .nlit = (uint16_t)b->lit.n,
+                          .nparam = (uint16_t)b->param.n, .mode = DVM_MODE_MAP};
+    struct dvm_opnd *od = take(bm, b->opnd.n * sizeof *od);
+    struct dvm_ins *in = take(bm, b->ins.n * sizeof *in);
+    uint64_t *lit = take(bm, b->lit.n * sizeof *lit);
+    for (uint32_t i = 0; i < b->opnd.n; i++) od[i] = b->opnd.p[i].desc;
+    memcpy(in, b->ins.p, b->ins.n * sizeof *in);
+    if (b->lit.n) memcpy(lit, b->lit.p, b->lit.n * sizeof *lit);
+    for (uint32_t i = 0; i < b->ins.n; i++)
+        if (in[i].op == DVM_BC_FOLD) s.mode = b->g->kind;
+    s.flags = scan && !b->vec ? DVM_STRIP_WHOLE_ROWS : 0;
+    s.opnd = od;
+    s.ins = in;
+    s.lit = lit;
+    s.hash = strip_hash(&s);
+    struct dvm_strip *all = (struct dvm_strip *)(uintptr_t)pl->strip;
+    for (uint32_t i = 0; i < pl->nstrip; i++)
+        if (strip_same(&all[i], &s)) return i;
+    all[pl->nstrip] = s;
+    return pl->nstrip++;
+}
+
+static void bind_opnd(const struct planner *p, const struct popnd *o, int naxes, struct dvm_bind *bd) {
+    bd->src = o->src;
+    bd->index = o->index;
+    bd->offset = o->offset;
+    if (o->buffer >= 0 && o->src == DVM_SRC_WS) bd->offset += p->buffer.p[o->buffer].offset;
+    for (int a = 0; a < naxes; a++) bd->stride[a] = o->stride[a];
+    bd->gs = o->gs;
+    bd->gn = o->gn;
+}
+
+static void add_phase(struct planner *p, struct dvm_plan *pl, struct bump *bm, struct sb *b, struct dvm_kplan *k, struct dvm_phase *ph) {
+    const struct group *g = b->g;
+    struct dvm_bind *bd = take(bm, b->opnd.n * sizeof *bd);
+    uint16_t *par = take(bm, b->param.n * sizeof *par);
+    for (uint32_t i = 0; i < b->opnd.n; i++) {
+        struct popnd *o = &b->opnd.p[i];
+        if (o->src == DVM_SRC_SCRATCH) scratch_strides(g, o);
+        o->desc.kind = opnd_kind(g, o, b->vec);
+        fix_single(g, o, b->vec);
+        bind_opnd(p, o, g->naxes, &bd[i]);
+        k->bytes += traffic(g, o);
+    }
+    if (b->param.n) memcpy(par, b->param.p, b->param.n * sizeof *par);
+    *ph = (struct dvm_phase){.kind = b->vec ? DVM_PHASE_VEC : DVM_PHASE_FULL, .nbind = (uint16_t)b->opnd.n,
+                             .nparam = (uint16_t)b->param.n, .bind = bd, .param = par};
+    ph->strip = add_strip(pl, bm, b, g->scan);
+    ph->pass = pl->strip[ph->strip].mode;
+    pl->ninstructions += b->ins.n;
+}
+
+static void add_kernel(struct planner *p, struct dvm_plan *pl, struct bump *bm, struct group *g, struct dvm_kplan *k) {
+    static const char *const why[] = {"one pass over every element", "rows stay in cache between passes", "columns, rows in blocks of 64"};
+    int n = 0;
+    for (int i = 0; i < 2 * g->npass; i++) n += live(sb_at(g, i));
+    *k = (struct dvm_kplan){.kind = g->kind, .naxes = (uint8_t)g->naxes, .nm = (uint8_t)g->nm, .whole_rows = g->scan, .why = why[g->kind]};
+    for (int a = 0; a < g->naxes; a++) k->size[a] = g->ax[a].size;
+    k->block = block_size(g, p->in->cache_bytes);
+    k->scratch = lay_scratch(g, k->block);
+    for (uint32_t i = 0; i < g->vec.n; i++) k->whole_rows |= g->vec.p[i].kept;
+    struct dvm_phase *ph = take(bm, (size_t)n * sizeof *ph);
+    k->phase = ph;
+    for (int i = 0; i < 2 * g->npass; i++)
+        if (live(sb_at(g, i))) add_phase(p, pl, bm, sb_at(g, i), k, &ph[k->nphase++]);
+    pl->bytes_moved += k->bytes;
+}
+
+/* Bytes if every operation ran alone, and if every argument moved once. */
+static void count_bytes(const struct planner *p, struct dvm_plan *pl) {
+    for (uint32_t i = 1; i < p->node.n; i++) {
+        const struct pnode *n = &p->node.p[i];
+        int64_t own = p->numel.p[n->shape] * (int64_t)dvm_dtype_size((dvm_dtype)n->dtype);
+        if (n->op == DVM_OP_LOAD || n->op == DVM_OP_STORE) pl->bytes_minimum += own;
+        if (n->cls == DVM_CLS_LEAF || n->cls == DVM_CLS_VIEW || n->op == DVM_OP_STORE) continue;
+        pl->bytes_unfused += own;
+        for (int k = 0; k < n->nin; k++) {
+            const struct pnode *x = &p->node.p[n->in[k]];
+            pl->bytes_unfused += p->numel.p[x->shape] * (int64_t)dvm_dtype_size((dvm_dtype)x->dtype);
+        }
+    }
+}
+
+static void fill_outs(const struct planner *p, struct dvm_plan_out *out) {
+    for (int i = 0; i < p->g->n_out; i++) {
+        const struct pnode *n = &p->node.p[p->pref[p->g->output.p[i]]];
+        const struct dvm_shape *s = &p->shape.p[n->shape];
+        const int64_t *given = p->in->out_stride ? p->in->out_stride[i] : NULL;
+        if (!given && n->nat > 1) given = n->at + 1;
+        int64_t step = 1;
+        out[i].rank = s->rank;
+        out[i].dtype = n->dtype;
+        for (int j = s->rank - 1; j >= 0; j--) {
+            out[i].d[j] = s->d[j];
+            out[i].stride[j] = given ? given[j] : step;
+            step *= s->d[j];
+        }
+    }
+}
+
+dvm_status dvm_plan_layout(struct planner *p, const struct dvm_mem *mem, struct dvm_plan **out) {
+    size_t ws = lay_workspace(p), total = measure(p);
+    struct dvm_plan *pl = dvm_mem_new(mem, total);
+    if (!pl) return DVM_ERR_NOMEM;
+    struct bump bm = {(char *)pl, (char *)pl + total};
+    take(&bm, sizeof *pl);
+    pl->mem = *mem;
+    pl->total = total;
+    pl->workspace = ws;
+    uint32_t nph = 0;
+    for (uint32_t i = 0; i < p->group.n; i++)
+        for (int k = 0; k < 2 * p->group.p[i]->npass; k++) nph += live(sb_at(p->group.p[i], k));
+    struct dvm_kplan *kp = take(&bm, p->group.n * sizeof *kp);
+    struct dvm_pparam *par = take(&bm, p->param.n * sizeof *par);
+    struct dvm_plan_out *po = take(&bm, (size_t)p->g->n_out * sizeof *po);
+    pl->strip = take(&bm, nph * sizeof *pl->strip);
+    pl->code = take(&bm, nph * sizeof *pl->code);
+    if (p->param.n) memcpy(par, p->param.p, p->param.n * sizeof *par);
+    fill_outs(p, po);
+    pl->kernel = kp;
+    pl->param = par;
+    pl->nparam = p->param.n;
+    pl->out = po;
+    pl->nout = (uint32_t)p->g->n_out;
+    for (uint32_t i = 0; i < p->group.n; i++) {
+        bool any = false;
+        for (int k = 0; k < 2 * p->group.p[i]->npass; k++) any |= live(sb_at(p->group.p[i], k));
+        if (any) add_kernel(p, pl, &bm, p->group.p[i], &kp[pl->nkernel++]);
+    }
+    count_bytes(p, pl);
+    *out = pl;
+    return DVM_OK;
+}

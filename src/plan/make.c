@@ -1,0 +1,44 @@
+/* Entry of the planner: graph and shapes to plan. See plan_int.h for the path. */
+#include "plan/make.h"
+
+#include <string.h>
+
+#include "plan/plan_int.h"
+
+static dvm_status check_kind(const struct planner *p, uint32_t kernels) {
+    const struct dvm_graph *g = p->g;
+    if (g->kind == DVM_VECTOR && !(g->flags & DVM_SPEC) && kernels > 1)
+        DVM_FAIL(KIND, "a vector kernel is one fused kernel, but this graph needs %u (a value after a reduction, or shapes without one "
+                       "common iteration space); use kind split, or the spec flag", kernels);
+    return DVM_OK;
+}
+
+dvm_status dvm_plan_make(const struct dvm_plan_in *in, struct dvm_arena *a, const struct dvm_mem *mem, struct dvm_plan **out) {
+    struct planner p = {.g = in->g, .in = in, .a = a};
+    DVM_TRY(dvm_plan_nodes(&p));
+    DVM_TRY(dvm_plan_groups(&p));
+    DVM_TRY(dvm_plan_layout(&p, mem, out));
+    dvm_status st = check_kind(&p, (*out)->nkernel);
+    if (st != DVM_OK) dvm_plan_destroy(out);
+    return st;
+}
+
+dvm_status dvm_plan_infer(const struct dvm_plan_in *in, struct dvm_arena *a, struct dvm_plan_out *out) {
+    struct planner p = {.g = in->g, .in = in, .a = a};
+    DVM_TRY(dvm_plan_nodes(&p));
+    for (int i = 0; i < in->g->n_out; i++) {
+        const struct pnode *n = &p.node.p[p.pref[in->g->output.p[i]]];
+        const struct dvm_shape *s = &p.shape.p[n->shape];
+        out[i].rank = s->rank;
+        out[i].dtype = n->dtype;
+        memcpy(out[i].d, s->d, sizeof out[i].d);
+    }
+    return DVM_OK;
+}
+
+void dvm_plan_destroy(struct dvm_plan **pp) {
+    if (!pp || !*pp) return;
+    struct dvm_mem mem = (*pp)->mem;
+    dvm_mem_free(&mem, *pp, (*pp)->total);
+    *pp = NULL;
+}

@@ -1,0 +1,197 @@
+/* Inside the planner. The path: nodes.c (concrete shapes, normal form of reductions) -> group.c (which roots share a
+ * kernel) -> emit.c (values to strip instructions, views to strides, view.c) -> layout.c (axes, blocks, buffers,
+ * the finished plan). Everything lives in one arena that is dropped when the plan is made. */
+#ifndef DVM_PLAN_PLAN_INT_H
+#define DVM_PLAN_PLAN_INT_H
+#include "base/err.h"
+#include "graph/graph.h"
+#include "plan/make.h"
+#include "plan/plan.h"
+
+enum { NO_GROUP = -1, MAX_PASS = 8, MAX_DEPTH = 1000, HEAVY = 32 };
+
+/* A node at concrete shapes. Reductions are in normal form: every reduced axis has a size other than 1, and they are
+ * either a suffix of the axes (inner: ROW) or do not contain the last axis (outer: COL). */
+struct pnode {
+    uint8_t op, dtype, cls, nin;
+    uint8_t inner;    /* RED: ROW form */
+    uint8_t mat;      /* computed as a root of its own and read back by later kernels */
+    uint8_t direct;   /* CONCAT: written straight to output `at` of its only user */
+    uint8_t pass;     /* first pass in which the value exists, in group `need` */
+    int32_t shape;    /* in shapes */
+    uint32_t in[3];
+    uint32_t mask;    /* RED: reduced axes of the operand */
+    uint32_t nat;
+    const int64_t *at; /* attributes, expressions replaced */
+    dvm_ref gref;      /* graph node, for messages */
+    int32_t group;     /* roots: kernel that computes it */
+    int32_t need;      /* newest group this value rests on */
+    int32_t home;      /* buffer, or -1 */
+    uint32_t cost;     /* operations of the inlined cone, saturating */
+    uint32_t uses;
+    uint32_t user;     /* the last one */
+    uint32_t seen;     /* 1 + first kernel that inlined it */
+    int32_t min_group; /* roots: earlier kernels were tried and do not fit */
+};
+
+struct buffer {
+    uint8_t src; /* WS or OUTPUT */
+    uint8_t dtype;
+    uint16_t index;
+    int32_t first, last;               /* kernels that write and read it */
+    int64_t offset;                    /* WS: assigned at the end */
+    int64_t bytes;
+    int64_t stride[DVM_MAX_RANK];      /* elements, by axes of the node */
+};
+
+/* Index map from kernel axes to the axes of a node: index of axis j is off[j] + sum over a of i_a * inc[a][j]. Row
+ * naxes is the gathered axis while a PICK is emitted. NULL stands for the standard map: the node's axes are aligned to
+ * the right with those of the kernel's space. */
+struct view {
+    int32_t rank;
+    int64_t off[DVM_MAX_RANK];
+    int64_t inc[DVM_MAX_AXES + 1][DVM_MAX_RANK];
+};
+
+struct axis {
+    int64_t size;
+    int32_t dim;  /* axis of the space */
+    int64_t mult; /* step of that axis */
+    bool reduced;
+};
+
+struct popnd {
+    struct dvm_opnd desc;
+    uint8_t src;
+    uint16_t index;
+    int32_t buffer;  /* WS, or OUTPUT read back: buffer, else -1 */
+    int32_t vec;     /* SCRATCH: row vector; or rows kept */
+    int64_t offset;  /* bytes */
+    int64_t stride[DVM_MAX_AXES];
+    int64_t gs, gn;
+};
+
+struct vmemo {
+    uint32_t node;
+    const struct view *v;
+    uint16_t value;
+};
+
+/* A strip being written: one phase of one pass. */
+struct sb {
+    struct group *g;
+    uint8_t pass, vec;
+    bool dead; /* nothing in it yet */
+    DVM_VEC(struct dvm_ins) ins;
+    DVM_VEC(struct popnd) opnd;
+    DVM_VEC(uint64_t) lit;
+    DVM_VEC(uint16_t) param;
+    DVM_VEC(struct vmemo) vmemo;
+    uint16_t *memo; /* by node, standard view: value + 1 */
+    uint32_t nstore;
+};
+
+/* Scratch of a block: one number per row (column) or, kept, one per element. */
+struct rowvec {
+    uint8_t dtype;
+    bool kept;
+    int64_t offset;
+};
+struct outer {
+    uint32_t node;
+    const struct view *v;
+    int32_t vec;
+    uint8_t pass;
+};
+
+/* Axis `axis` of the kernel named `first` is cut into size / at outer and `at` inner steps. */
+struct cut {
+    uint32_t first;
+    int32_t axis;
+    int64_t at;
+};
+
+enum root_kind { ROOT_STORE, ROOT_RED, ROOT_MAT, ROOT_PIECE };
+struct root {
+    uint8_t kind;
+    uint8_t outer;      /* value at the kept axes only */
+    uint32_t node;      /* STORE: the stored value (views pushed into the strides); PIECE: operand */
+    int32_t buffer;     /* STORE: output index; PIECE: buffer of the concat */
+    int64_t offset;     /* elements */
+    int64_t stride[DVM_MAX_RANK]; /* elements, by axes of node */
+    uint8_t dtype;
+    int32_t group;
+    uint32_t user;      /* node that decides its place: STORE, CONCAT or itself */
+};
+
+struct group {
+    int32_t index;
+    uint8_t kind; /* dvm_strip_mode */
+    bool scan, keep_ok;
+    int32_t shape; /* of the space */
+    uint32_t mask;
+    int32_t rank;
+    int32_t naxes;
+    struct axis ax[DVM_MAX_AXES + 1];
+    int32_t npass;
+    struct sb *full[MAX_PASS], *vecs[MAX_PASS];
+    DVM_VEC(struct rowvec) vec;
+    DVM_VEC(struct outer) outer;
+    DVM_VEC(uint32_t) roots;
+    int32_t nsplit;
+    uint32_t first; /* user of the first root: names the group across restarts */
+    /* layout */
+    int32_t order[DVM_MAX_AXES], nk, nm;
+    int64_t block;
+};
+
+/* Why emission stopped; the planner changes its mind and starts again. */
+enum stop { STOP_NONE, STOP_MAT, STOP_GROUP, STOP_SPLIT, STOP_ERROR };
+
+struct planner {
+    const struct dvm_graph *g;
+    const struct dvm_plan_in *in;
+    struct dvm_arena *a;
+    DVM_VEC(struct dvm_shape) shape;
+    DVM_VEC(int64_t) numel; /* by shape */
+    DVM_VEC(struct pnode) node;
+    uint32_t *pref;         /* graph node -> pnode */
+    DVM_VEC(struct buffer) buffer;
+    DVM_VEC(struct root) root;
+    DVM_VEC(struct group *) group;
+    DVM_VEC(struct dvm_pparam) param;
+    DVM_VEC(struct cut) cut; /* found so far; survive a restart */
+    enum stop stop;
+    uint32_t stop_node; /* MAT: node; */
+    int32_t split_axis, split_group;
+    int64_t split_at;
+    dvm_status st;
+    int depth;
+    uint32_t cur_root;
+};
+
+/* arena growth of a DVM_VEC; false (p->st set) without memory */
+bool dvm_plan_grow(struct planner *p, void **q, uint32_t *cap, uint32_t want, size_t elem);
+#define PUSH(p, v) \
+    ((v).n < (v).cap || dvm_plan_grow((p), (void **)&(v).p, &(v).cap, (v).n + 1, sizeof *(v).p) ? &(v).p[(v).n++] : NULL)
+
+dvm_status dvm_plan_nodes(struct planner *p);                     /* nodes.c */
+int32_t dvm_plan_shape(struct planner *p, const struct dvm_shape *s); /* interned */
+dvm_status dvm_plan_groups(struct planner *p);                    /* group.c */
+bool dvm_plan_emit_root(struct planner *p, struct group *g, struct root *r); /* emit.c: false: p->stop says why */
+/* Merges and orders the axes of every kernel; p->stop set when a kernel cannot have one strip axis. */
+void dvm_plan_axes(struct planner *p);                            /* axes.c */
+dvm_status dvm_plan_layout(struct planner *p, const struct dvm_mem *mem, struct dvm_plan **out); /* layout.c */
+
+/* view.c. NULL on failure with p->stop set. */
+int64_t dvm_view_inc(const struct group *g, const struct view *v, const struct dvm_shape *s, int a, int j);
+struct view *dvm_view_new(struct planner *p, int rank);
+struct view *dvm_view_std(struct planner *p, const struct group *g, const struct dvm_shape *s);
+/* Interns, so that equal maps are equal pointers; the standard map of s becomes NULL. */
+const struct view *dvm_view_intern(const struct group *g, struct view *v, const struct dvm_shape *s);
+/* The map of operand `x` of VIEW node n seen through v. *ok false: stopped. */
+const struct view *dvm_view_through(struct planner *p, struct group *g, const struct pnode *n, const struct dvm_shape *xs,
+                                    const struct view *v, bool *ok);
+const struct view *dvm_view_broadcast(struct planner *p, struct group *g, const struct dvm_shape *ns, const struct dvm_shape *xs,
+                                      const struct view *v);
+#endif

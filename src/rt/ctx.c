@@ -1,0 +1,106 @@
+/* Contexts: device, threads, compiled strips. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "rt/rt.h"
+
+#define STR_(x) #x
+#define STR(x) STR_(x)
+const char *dvm_version(void) { return STR(DVM_VERSION_MAJOR) "." STR(DVM_VERSION_MINOR) "." STR(DVM_VERSION_PATCH); }
+
+static dvm_status compile_strip(void *user, const struct dvm_strip *s, struct dvm_code **out) {
+    struct dvm_ctx *c = user;
+    dvm_status st = DVM_ERR_UNSUPPORTED;
+    DVM_TRY(dvm_strip_verify(s));
+    for (int i = 0; i < c->ntier && st == DVM_ERR_UNSUPPORTED; i++) st = c->tier[i].compile(&c->tier[i], &c->mem, s, out);
+    return st;
+}
+
+static void destroy_code(void *user, struct dvm_code *code) {
+    struct dvm_ctx *c = user;
+    for (int i = 0; i < c->ntier; i++)
+        if (!strcmp(c->tier[i].name, code->tier)) {
+            c->tier[i].destroy(&c->tier[i], &c->mem, code);
+            return;
+        }
+}
+
+static dvm_status pick_device(struct dvm_ctx *c, const dvm_options *o) {
+    const char *name = o->device ? o->device : "cpu";
+    if (!strcmp(name, "ref")) {
+        c->ntier = 1;
+        snprintf(c->device, sizeof c->device, "ref");
+        return dvm_dev_ref(&c->tier[0]);
+    }
+    if (strcmp(name, "cpu")) DVM_FAIL(ARG, "device \"%s\" is not known; devices: cpu, ref", name);
+    DVM_TRY(dvm_dev_cpu(o->isa, &c->tier[0]));
+    DVM_TRY(dvm_dev_ref(&c->tier[1]));
+    c->ntier = 2;
+    snprintf(c->device, sizeof c->device, "cpu %s", c->tier[0].isa);
+    return DVM_OK;
+}
+
+static int default_threads(void) {
+    const char *e = getenv("DVM_NUM_THREADS");
+    int n = e ? atoi(e) : 0;
+    if (n <= 0) n = (int)sysconf(_SC_NPROCESSORS_ONLN);
+    return DVM_MIN(DVM_MAX(n, 1), 1024);
+}
+
+static size_t core_cache(void) {
+    long l2 = -1;
+#ifdef _SC_LEVEL2_CACHE_SIZE
+    l2 = sysconf(_SC_LEVEL2_CACHE_SIZE);
+#endif
+    return l2 >= (128 << 10) && l2 <= (64 << 20) ? (size_t)l2 : (size_t)512 << 10;
+}
+
+dvm_status dvm_ctx_create(const dvm_options *opt, dvm_ctx **out) {
+    dvm_options o = {0};
+    if (!out) DVM_FAIL(ARG, "result pointer is NULL");
+    *out = NULL;
+    if (opt) o = *opt;
+    if (o.threads < 0 || o.threads > 1024) DVM_FAIL(ARG, "%d threads: 1 to 1024, or 0 for all processors", o.threads);
+    struct dvm_mem mem = {o.alloc ? o.alloc : dvm_mem_system, o.alloc_user};
+    struct dvm_ctx *c = dvm_mem_new(&mem, sizeof *c);
+    if (!c) return DVM_ERR_NOMEM;
+    c->mem = mem;
+    c->refs = 1;
+    c->cache_bytes = core_cache();
+    dvm_status st = pick_device(c, &o);
+    if (st == DVM_OK) st = dvm_pool_create(&c->mem, o.threads ? o.threads : default_threads(), o.parallel, o.parallel_user, &c->pool);
+    if (st == DVM_OK) st = dvm_strip_cache_create(&c->mem, (struct dvm_strip_maker){compile_strip, destroy_code, c}, &c->strips);
+    if (st != DVM_OK) {
+        dvm_ctx_unref(c);
+        return st;
+    }
+    *out = c;
+    return DVM_OK;
+}
+
+void dvm_ctx_ref(struct dvm_ctx *c) { atomic_fetch_add(&c->refs, 1); }
+
+void dvm_ctx_unref(struct dvm_ctx *c) {
+    if (atomic_fetch_sub(&c->refs, 1) != 1) return;
+    dvm_strip_cache_destroy(&c->strips);
+    dvm_pool_destroy(&c->pool);
+    struct dvm_mem mem = c->mem;
+    dvm_mem_free(&mem, c, sizeof *c);
+}
+
+void dvm_ctx_destroy(dvm_ctx **ctx) {
+    if (!ctx || !*ctx) return;
+    dvm_ctx_unref(*ctx);
+    *ctx = NULL;
+}
+
+dvm_status dvm_ctx_set_threads(dvm_ctx *ctx, int threads) {
+    if (!ctx) DVM_FAIL(ARG, "context is NULL");
+    if (threads < 1 || threads > 1024) DVM_FAIL(ARG, "%d threads: 1 to 1024", threads);
+    return dvm_pool_resize(ctx->pool, threads);
+}
+
+int dvm_ctx_threads(const dvm_ctx *ctx) { return ctx ? dvm_pool_size(ctx->pool) : 0; }
+const char *dvm_ctx_device(const dvm_ctx *ctx) { return ctx ? ctx->device : ""; }

@@ -1,0 +1,63 @@
+/* Objects behind the public handles. */
+#ifndef DVM_RT_RT_H
+#define DVM_RT_RT_H
+#include <pthread.h>
+#include <stdatomic.h>
+
+#include "base/err.h"
+#include "cache/strip_cache.h"
+#include "graph/graph.h"
+#include "graph/graph_build.h"
+#include "plan/make.h"
+#include "vm/dev.h"
+
+enum { MAX_TIERS = 3, MAX_RECORDS = 128 };
+
+struct dvm_ctx {
+    struct dvm_mem mem;
+    _Atomic int refs;
+    struct dvm_dev tier[MAX_TIERS]; /* asked in order */
+    int ntier;
+    struct dvm_pool *pool;
+    struct dvm_strip_cache *strips;
+    size_t cache_bytes;
+    char device[32];
+};
+void dvm_ctx_ref(struct dvm_ctx *c);
+void dvm_ctx_unref(struct dvm_ctx *c);
+
+/* What one set of shapes and strides needs to run. Immutable once in the table. */
+struct launch_record {
+    struct launch_record *next; /* newest first */
+    _Atomic int refs;
+    uint64_t hash;
+    uint32_t nkey, nkey_in;     /* numbers in key; those about inputs come first */
+    int64_t *key;
+    struct dvm_plan *plan;
+    struct dvm_strip_entry **entry; /* plan->nstrip */
+};
+
+struct arg_info {
+    uint8_t scalar, dtype;
+    bool in_dims; /* a scalar whose value shapes depend on */
+    bool live;
+};
+
+struct dvm_kernel {
+    struct dvm_ctx *ctx;
+    struct dvm_mem mem;
+    struct dvm_graph *source; /* as built, for text */
+    struct dvm_graph *g;      /* normal form */
+    struct arg_info *arg;     /* g->n_in */
+    pthread_mutex_t lock;     /* table, workspace, arena, stats */
+    struct launch_record *table;
+    int nrecord;
+    struct dvm_arena arena;
+    char *ws;                 /* a workspace that no run holds */
+    size_t ws_size;
+    dvm_stats stats;
+};
+
+dvm_status dvm_kernel_record(struct dvm_kernel *k, int n_in, const dvm_arg *in, const dvm_arg *out, struct launch_record **r);
+void dvm_record_unref(struct dvm_kernel *k, struct launch_record *r);
+#endif
