@@ -29,7 +29,7 @@ dvm_status dvm_err_set(dvm_status st, const char *fmt, ...) {
     return st;
 }
 
-dvm_status dvm_err_context(dvm_status st, const char *fmt, ...) {
+void dvm_err_prefix(const char *fmt, ...) {
     char old[ERR_CAP];
     memcpy(old, err_text, sizeof old);
     va_list ap;
@@ -37,7 +37,6 @@ dvm_status dvm_err_context(dvm_status st, const char *fmt, ...) {
     int n = vsnprintf(err_text, sizeof err_text, fmt, ap);
     va_end(ap);
     if (n >= 0 && n < ERR_CAP) snprintf(err_text + n, (size_t)(ERR_CAP - n), "%s", old);
-    return st;
 }
 
 const char *dvm_error_text(void) { return err_text; }

@@ -3,7 +3,7 @@
 #include <time.h>
 
 #include "base/hash.h"
-#include "rt/rt.h"
+#include "rt/run.h"
 
 static int64_t now_ns(void) {
     struct timespec t;
@@ -37,15 +37,19 @@ static void key_arg(struct key *k, const dvm_arg *a, const int64_t *st) {
     for (int j = 0; st && j < a->rank; j++) k->p[k->n++] = st[j];
 }
 
-static dvm_status key_make(const struct dvm_kernel *dk, struct key *k, int n_in, const dvm_arg *in, const dvm_arg *out) {
+static dvm_status key_make(const struct dvm_kernel *dk, struct key *k, int n_in, const dvm_arg *in,
+                           const dvm_arg *out) {
     uint32_t want = (uint32_t)(n_in + dk->g->n_out) * (2 * DVM_MAX_RANK + 2);
     k->p = k->small;
     k->n = 0;
     k->cap = want;
-    if (want > KEY_CAP && !(k->p = dvm_mem_new(&dk->mem, want * sizeof *k->p))) return DVM_ERR_NOMEM;
+    if (want > KEY_CAP && !(k->p = dvm_mem_new(&dk->mem, want * sizeof *k->p)))
+        return DVM_ERR_NOMEM;
     for (int i = 0; i < n_in; i++) {
-        if (!dk->arg[i].scalar) key_arg(k, &in[i], odd_strides(&in[i]));
-        else if (dk->arg[i].in_dims) k->p[k->n++] = in[i].num.i;
+        if (!dk->arg[i].scalar)
+            key_arg(k, &in[i], odd_strides(&in[i]));
+        else if (dk->arg[i].in_dims)
+            k->p[k->n++] = in[i].num.i;
     }
     k->n_in = k->n;
     for (int i = 0; out && i < dk->g->n_out; i++) {
@@ -64,7 +68,8 @@ static void key_drop(const struct dvm_kernel *dk, struct key *k) {
 /* ---- records ------------------------------------------------------------------------------------------ */
 
 static void record_free(struct dvm_kernel *k, struct launch_record *r) {
-    for (uint32_t i = 0; r->plan && r->entry && i < r->plan->nstrip; i++) dvm_strip_cache_release(k->ctx->strips, r->entry[i]);
+    for (uint32_t i = 0; r->plan && r->entry && i < r->plan->nstrip; i++)
+        dvm_strip_cache_release(k->ctx->strips, r->entry[i]);
     if (r->plan) dvm_mem_free(&k->mem, r->entry, r->plan->nstrip * sizeof *r->entry);
     dvm_plan_destroy(&r->plan);
     dvm_mem_free(&k->mem, r->key, r->nkey * sizeof *r->key);
@@ -93,7 +98,8 @@ struct call_shapes {
     dvm_number *scalar;
 };
 
-static dvm_status gather_shapes(struct dvm_kernel *k, int n_in, const dvm_arg *in, const dvm_arg *out, struct call_shapes *s) {
+static dvm_status gather_shapes(struct dvm_kernel *k, int n_in, const dvm_arg *in,
+                                const dvm_arg *out, struct call_shapes *s) {
     size_t ni = (size_t)n_in + 1, no = (size_t)k->g->n_out + 1;
     s->shape = dvm_arena_new(&k->arena, ni * sizeof *s->shape);
     s->in_stride = dvm_arena_new(&k->arena, ni * sizeof *s->in_stride);
@@ -112,8 +118,12 @@ static dvm_status gather_shapes(struct dvm_kernel *k, int n_in, const dvm_arg *i
 }
 
 static struct dvm_plan_in plan_in(const struct dvm_kernel *k, const struct call_shapes *s) {
-    return (struct dvm_plan_in){.g = k->g, .shape = s->shape, .in_stride = s->in_stride, .scalar = s->scalar,
-                                .out_stride = s->out_stride, .cache_bytes = k->ctx->cache_bytes,
+    return (struct dvm_plan_in){.g = k->g,
+                                .shape = s->shape,
+                                .in_stride = s->in_stride,
+                                .scalar = s->scalar,
+                                .out_stride = s->out_stride,
+                                .cache_bytes = k->ctx->cache_bytes,
                                 .strict = (k->g->flags & DVM_STRICT) != 0};
 }
 
@@ -129,8 +139,8 @@ static void note_stats(struct dvm_kernel *k, const struct dvm_plan *p, int64_t t
     s->workspace = (int64_t)p->workspace;
 }
 
-static dvm_status record_make(struct dvm_kernel *k, const struct key *key, uint64_t hash, int n_in, const dvm_arg *in,
-                              const dvm_arg *out, struct launch_record **res) {
+static dvm_status record_make(struct dvm_kernel *k, const struct key *key, uint64_t hash, int n_in,
+                              const dvm_arg *in, const dvm_arg *out, struct launch_record **res) {
     int64_t t0 = now_ns();
     struct call_shapes s;
     struct launch_record *r = dvm_mem_new(&k->mem, sizeof *r);
@@ -148,8 +158,10 @@ static dvm_status record_make(struct dvm_kernel *k, const struct key *key, uint6
     if (st == DVM_OK && key->n) {
         r->key = dvm_mem_new(&k->mem, key->n * sizeof *r->key);
         r->nkey = key->n;
-        if (r->key) memcpy(r->key, key->p, key->n * sizeof *r->key);
-        else st = DVM_ERR_NOMEM, r->nkey = 0;
+        if (r->key)
+            memcpy(r->key, key->p, key->n * sizeof *r->key);
+        else
+            st = DVM_ERR_NOMEM, r->nkey = 0;
     }
     dvm_arena_reset(&k->arena);
     if (st != DVM_OK) {
@@ -175,7 +187,8 @@ static void insert(struct dvm_kernel *k, struct launch_record *r) {
 
 static struct launch_record *find(struct dvm_kernel *k, const struct key *key, uint64_t hash) {
     for (struct launch_record **p = &k->table, *r; (r = *p); p = &r->next) {
-        if (r->hash != hash || r->nkey != key->n || memcmp(r->key, key->p, key->n * sizeof *r->key)) continue;
+        if (r->hash != hash || r->nkey != key->n || memcmp(r->key, key->p, key->n * sizeof *r->key))
+            continue;
         *p = r->next; /* to the front */
         r->next = k->table;
         k->table = r;
@@ -184,7 +197,8 @@ static struct launch_record *find(struct dvm_kernel *k, const struct key *key, u
     return NULL;
 }
 
-dvm_status dvm_kernel_record(struct dvm_kernel *k, int n_in, const dvm_arg *in, const dvm_arg *out, struct launch_record **res) {
+dvm_status dvm_kernel_record(struct dvm_kernel *k, int n_in, const dvm_arg *in, const dvm_arg *out,
+                             struct launch_record **res) {
     struct key key;
     *res = NULL;
     DVM_TRY(key_make(k, &key, n_in, in, out));
@@ -207,14 +221,16 @@ dvm_status dvm_kernel_record(struct dvm_kernel *k, int n_in, const dvm_arg *in, 
 
 /* ---- shapes only ---------------------------------------------------------------------------------------- */
 
-dvm_status dvm_kernel_shapes(struct dvm_kernel *k, int n_in, const dvm_arg *in, int *ranks, int64_t *dims, dvm_dtype *dtypes) {
+dvm_status dvm_kernel_shapes(struct dvm_kernel *k, int n_in, const dvm_arg *in, int *ranks,
+                             int64_t *dims, dvm_dtype *dtypes) {
     struct key key;
     DVM_TRY(key_make(k, &key, n_in, in, NULL));
     pthread_mutex_lock(&k->lock);
     dvm_status st = DVM_OK;
     const struct dvm_plan_out *o = NULL;
     for (struct launch_record *r = k->table; r && !o; r = r->next)
-        if (r->nkey_in == key.n_in && !memcmp(r->key, key.p, key.n_in * sizeof *key.p)) o = r->plan->out;
+        if (r->nkey_in == key.n_in && !memcmp(r->key, key.p, key.n_in * sizeof *key.p))
+            o = r->plan->out;
     if (!o) {
         struct call_shapes s;
         struct dvm_plan_out *po = dvm_arena_new(&k->arena, sizeof *po * (size_t)(k->g->n_out + 1));
