@@ -1,0 +1,362 @@
+"""@dvm.kernel: functions that are kernels.
+
+Two spellings, told apart by the keyword used or the number of parameters.
+
+Placeholders (`dynamic=`), for arrays and tensors of any shape:
+
+    @dvm.kernel
+    def add(k, x, y):
+        return k.store(k.add(k.load(x, dvm.float32), k.load(y, dvm.float32)))
+
+    z = add(a, b)
+
+Declared loads (`dyn_shape=`), as torch's generated code writes them; inputs are numbered in the
+order of load and scalar calls, outputs in the order of stores:
+
+    @dvm.kernel(ktype="split", dyn_shape=False)
+    def add(k):
+        x = k.load([2, 3], dvm.float32)
+        k.store(k.add(x, 1.0))
+
+    z = add(t)
+    add.run(t, out)
+
+Arrays of numpy give arrays of numpy, tensors of torch give tensors of torch.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, overload
+
+from _dvm import ArgumentError, StateError
+
+from . import builder
+from .builder import Build, Kernel, LoadSpec
+from .record import IntArrayRef, NDObject, ScalarRef
+
+
+class PlaceholderKernel(Kernel):
+    """A kernel whose loads and references name call arguments by position."""
+
+    def __init__(self, ker_type: str, count: int, **options: Any) -> None:
+        super().__init__(ker_type, **options)
+        self._count = count
+        self._parameters: dict[ScalarRef | IntArrayRef, int] = {}
+
+    def _parameter(self, index: Any) -> int:
+        if isinstance(index, bool) or not isinstance(index, int) or not 0 <= index < self._count:
+            raise ArgumentError(
+                f"expected a parameter of the kernel function (a placeholder), given {index!r}"
+            )
+        return index
+
+    def parameter_of(self, ref: NDObject | ScalarRef | IntArrayRef) -> int:
+        """The position of the call argument behind a load or reference."""
+        return ref._with.parameter if type(ref) is NDObject else self._parameters[ref]
+
+    def _load_spec(self, index: Any, dtype: Any, strides: Any = None) -> LoadSpec:
+        spec = super()._load_spec((), dtype, strides)
+        spec.parameter = self._parameter(index)
+        return spec
+
+    def load(self, index: Any, dtype: Any = "float32", shape: Sequence[int] = ()) -> NDObject:
+        """The call argument of a parameter as a tensor; `shape` is needed in static kernels."""
+        spec = super()._load_spec(shape, dtype)
+        spec.parameter = self._parameter(index)
+        return self._emit("load", spec.dtype, builder.low_load, spec, spec=spec)
+
+    def scalar(self, index: Any = None, dtype: Any = None) -> ScalarRef:
+        """The call argument of a parameter as a number."""
+        ref = ScalarRef(dtype)
+        self._parameters[ref] = self._parameter(index)
+        self._use(ref)
+        return ref
+
+    def int_array(self, index: Any = None) -> IntArrayRef:
+        """The call argument of a parameter as a list of integers."""
+        ref = IntArrayRef()
+        self._parameters[ref] = self._parameter(index)
+        return ref
+
+    dims = intref = int_array
+
+    def make_int(self, index: Any = None) -> ScalarRef:
+        """Older name of scalar(index, int64)."""
+        return self.scalar(index, "int64")
+
+    def make_float(self, index: Any = None) -> ScalarRef:
+        """Older name of scalar(index, float32)."""
+        return self.scalar(index, "float32")
+
+
+class KernelFunction:
+    """What @dvm.kernel makes of a builder function.
+
+    `fn(*inputs)` returns new outputs, `fn.run(*inputs, *outputs)` fills given ones, `fn.kobj` is
+    the Kernel (dump(), das(), explain()).
+    """
+
+    kobj: Kernel
+    run: Callable[..., None]
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        functools.update_wrapper(self, function)
+        self._lock = threading.Lock()
+
+    def __repr__(self) -> str:
+        return f"<dvm kernel {getattr(self, '__name__', '?')}>"
+
+    def dump(self) -> str:
+        """The program as text."""
+        return self.kobj.dump()
+
+    def das(self) -> str:
+        """The instructions of the newest run as text."""
+        return self.kobj.das()
+
+
+def _allocate(shape: Sequence[int], strides: Sequence[int], store: NDObject, torch: Any) -> Any:
+    """Memory for a view_store and the view that is its output."""
+    if torch is not None:
+        return torch.empty_strided(shape, strides, dtype=getattr(torch, store._dtype.name))
+    import numpy as np
+
+    from .runner import _extent, _strided
+
+    memory = np.empty(_extent(shape, strides), store._dtype.numpy_name)
+    return _strided(memory, 0, shape, strides)
+
+
+def _call(b: Build, args: Sequence[Any], prefer_torch: bool) -> tuple[Any, ...]:
+    """New outputs of one run in the order of stores."""
+    if not any(s._with.strides is not None for s in b.outputs):
+        out = (b.kernel.call_torch if prefer_torch else b.kernel.call)(*args)
+        return (out,) if len(b.outputs) == 1 else out
+    torch = sys.modules.get("torch")
+    if not any(torch is not None and isinstance(a, torch.Tensor) for a in args):
+        torch = None
+    outs = []
+    for store, (shape, _) in zip(b.outputs, b.kernel.infer(*args), strict=True):
+        from .runner import _numbers
+
+        strides = None if store._with.strides is None else _numbers(store._with.strides)
+        if strides is None:
+            strides = [1] * len(shape)
+            for i in range(len(shape) - 2, -1, -1):
+                strides[i] = strides[i + 1] * max(shape[i + 1], 1)
+        outs.append(_allocate(shape, strides, store, torch))
+    b.kernel.run(*args, *outs)
+    return tuple(outs)
+
+
+class DeclaredFunction(KernelFunction):
+    """A kernel whose builder declares its loads in order."""
+
+    def __init__(
+        self, function: Callable[..., Any], ker_type: str, options: dict[str, Any]
+    ) -> None:
+        super().__init__(function)
+        k = Kernel(ker_type, **options)
+        k._rank_given = True
+        self.kobj = k
+        function(k)
+        b = k._specialize()
+        self._fixed = None if k._arrays or k._untyped else b
+        if self._fixed is not None:
+            self.run = b.kernel.run
+            if not any(s._with.strides is not None for s in b.outputs):
+                self._fast = b.kernel.call_torch if "torch" in sys.modules else b.kernel.call
+        else:
+            self.run = self._run
+
+    _fast: Callable[..., Any] | None = None
+
+    def __call__(self, *args: Any) -> Any:
+        """New outputs: one object, or a tuple of several."""
+        if self._fast is not None:
+            return self._fast(*args)
+        outs = _call(self._fixed or self._specialize(args), args, "torch" in sys.modules)
+        return outs[0] if len(outs) == 1 else outs
+
+    def _run(self, *args: Any) -> None:
+        self._specialize(args).kernel.run(*args)
+
+    def _specialize(self, args: Sequence[Any]) -> Build:
+        with self._lock:
+            inputs = [n for n in self.kobj._nodes if _is_input(n)]
+            for ref, value in zip(inputs, args, strict=False):
+                if type(ref) is ScalarRef:
+                    ref.update(value)
+            return self.kobj._specialize()
+
+
+def _is_input(n: Any) -> bool:
+    return type(n) is ScalarRef or (type(n._with) is LoadSpec and n._with.bound is None)
+
+
+class PlaceholderFunction(KernelFunction):
+    """A kernel whose parameters are its call arguments."""
+
+    def __init__(
+        self, function: Callable[..., Any], count: int, ker_type: str, options: dict[str, Any]
+    ) -> None:
+        super().__init__(function)
+        k = PlaceholderKernel(ker_type, count, **options)
+        self.kobj = k
+        self._count = count
+        result = function(k, *range(count))
+        self._stores = self._results(result)
+        self._one = isinstance(result, NDObject)
+        refs = k._parameters.items()
+        self._changing = [(r, i) for r, i in refs if type(r) is IntArrayRef or r in k._untyped]
+        self._fast: Callable[..., Any] | None = None
+        if not k.dynamic:
+            self._settle(k._specialize())
+
+    def _results(self, result: Any) -> list[NDObject]:
+        stores = [n for n in self.kobj._nodes if type(n) is NDObject and _is_store(n)]
+        if result is None:
+            return stores
+        chosen = [result] if isinstance(result, NDObject) else list(result)
+        for s in chosen:
+            if s not in stores:
+                raise ArgumentError(
+                    f"{self!r}: the function returns what store() gave it, not {s!r}"
+                )
+        return chosen
+
+    def _settle(self, b: Build) -> None:
+        """Uses the compiled kernel directly when calls need nothing else."""
+        k = self.kobj
+        order = [k.parameter_of(n) for n in b.inputs]
+        direct = order == list(range(self._count)) and b.outputs == self._stores
+        strided = any(s._with.strides is not None for s in b.outputs)
+        if direct and self._one and not strided and not self._changing and not k._needs_ranks:
+            self._fast = b.kernel.call
+            self.run = b.kernel.run
+
+    def __call__(self, *args: Any) -> Any:
+        """New outputs: one array, or a list of several, as the function returns them."""
+        if self._fast is not None:
+            return self._fast(*args)
+        b, inputs = self._ready(args)
+        outs = _call(b, inputs, False)
+        if self._one:
+            return outs[b.outputs.index(self._stores[0])]
+        return [outs[b.outputs.index(s)] for s in self._stores]
+
+    def run(self, *args: Any) -> None:
+        """Computes into given outputs: `run(*inputs, *outputs)`."""
+        want = self._count + len(self._stores)
+        if len(args) != want:
+            raise ArgumentError(
+                f"expected {want} arguments ({self._count} inputs, {len(self._stores)} outputs), "
+                f"given {len(args)}"
+            )
+        b, inputs = self._ready(args[: self._count])
+        outs = dict(zip(self._stores, args[self._count :], strict=True))
+        missing = [s for s in b.outputs if s not in outs]
+        if missing:
+            raise StateError("run needs a function that returns all its stores")
+        b.kernel.run(*inputs, *[outs[s] for s in b.outputs])
+
+    def _ready(self, args: Sequence[Any]) -> tuple[Build, list[Any]]:
+        if len(args) != self._count:
+            raise ArgumentError(f"expected {self._count} arguments, given {len(args)}")
+        k = self.kobj
+        with self._lock:
+            for ref, i in self._changing:
+                ref.update(args[i])
+            first = not k._builds
+            b = k._specialize(lambda load: _rank(args[k.parameter_of(load)]))
+            if first:
+                self._settle(b)
+        return b, [args[k.parameter_of(n)] for n in b.inputs]
+
+
+def _rank(value: Any) -> int:
+    n = getattr(value, "ndim", None)
+    if n is None:
+        shape = getattr(value, "shape", None)
+        if shape is None:
+            raise ArgumentError(f"expected an array or tensor, given {value!r}")
+        n = len(shape)
+    return n
+
+
+def _is_store(n: NDObject) -> bool:
+    return type(n._with) is builder.StoreSpec and not n._with.temp
+
+
+def _parameters(function: Callable[..., Any]) -> int:
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return sum(p.kind in kinds for p in inspect.signature(function).parameters.values())
+
+
+def _type_text(ktype: str, dynamic: bool) -> str:
+    if ktype == "spec":
+        ktype = "vector:spec"
+    if dynamic and "dyn" not in ktype.partition(":")[2].split(","):
+        ktype += ",dyn" if ":" in ktype else ":dyn"
+    builder.parse_kind(ktype)
+    return ktype
+
+
+@overload
+def kernel(ktype: Callable[..., Any], /) -> KernelFunction: ...
+
+
+@overload
+def kernel(
+    ktype: str = "split",
+    dynamic: bool | None = None,
+    dyn_shape: bool | None = None,
+    strict: bool = False,
+) -> Callable[[Callable[..., Any]], KernelFunction]: ...
+
+
+def kernel(
+    ktype: Any = "split",
+    dynamic: bool | None = None,
+    dyn_shape: bool | None = None,
+    strict: bool = False,
+) -> Any:
+    """Makes a kernel of a builder function; see the module's text for both spellings.
+
+    Args:
+        ktype: vector, spec (vector:spec), split, seq, parallel, mix or eager.
+        dynamic: placeholders; True (default) compiles for the shapes of each call.
+        dyn_shape: declared loads; False (default) takes the sizes as written, True only ranks.
+        strict: 16-bit floats are rounded after every operation.
+
+    Raises:
+        Error: what the builder's lines raise, and KindError for a wrong type.
+    """
+    if callable(ktype):
+        return kernel()(ktype)
+    if not isinstance(ktype, str):
+        raise ArgumentError(f"a kernel type is a string such as 'split', given {ktype!r}")
+
+    def decorate(function: Callable[..., Any]) -> KernelFunction:
+        count = _parameters(function)
+        declared = dyn_shape is not None or (dynamic is None and count == 1)
+        if declared:
+            if count != 1:
+                raise ArgumentError(
+                    "dyn_shape= belongs to a builder with the kernel as its only parameter; "
+                    "with placeholders write dynamic="
+                )
+            text = _type_text(ktype, bool(dyn_shape))
+            return DeclaredFunction(function, text, {"strict": strict})
+        text = _type_text(ktype, dynamic is None or dynamic)
+        return PlaceholderFunction(function, count - 1, text, {"strict": strict})
+
+    return decorate
+
+
+builder.own_file(KernelFunction.dump)

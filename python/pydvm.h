@@ -1,0 +1,96 @@
+/* The extension module _dvm: objects over <dvm/dvm.h>, one build for every Python from 3.11 on.
+ *
+ *   _dvm.c       module, exception classes, Context
+ *   py_graph.c   Graph (builder) and Value
+ *   py_kernel.c  Kernel: the call path
+ *   py_tensor.c  arguments: arrays, tensors and numbers without copies
+ *
+ * Ownership: a Kernel and a Graph hold their Context, a Value holds its Graph. Everything here runs with the
+ * GIL held, except dvm_run on larger work. */
+#ifndef PYDVM_H
+#define PYDVM_H
+#ifndef Py_LIMITED_API
+#define Py_LIMITED_API 0x030b0000
+#endif
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+#include <stdbool.h>
+#include <dvm/dvm.h>
+
+/* PyType_Slot holds functions as void *, which POSIX allows and ISO C does not. */
+#if defined(__GNUC__)
+#pragma GCC diagnostic ignored "-Wpedantic"
+#endif
+
+/* Changes whenever the Python files need another extension. */
+enum { PYDVM_ABI = 1 };
+
+struct context {
+    PyObject_HEAD dvm_ctx *ctx;
+};
+
+struct slot { /* one input or output */
+    uint8_t dtype;
+    bool scalar;
+};
+
+struct graph {
+    PyObject_HEAD dvm_graph *g; /* NULL: closed */
+    struct context *ctx;
+    struct slot *in, *out;
+    int nin, nout, in_cap, out_cap;
+};
+
+struct value {
+    PyObject_HEAD struct graph *graph;
+    dvm_val v;
+};
+
+struct kernel {
+    PyObject_HEAD dvm_kernel *k;
+    struct context *ctx;
+    struct slot *in, *out; /* one block, owned by in */
+    int nin, nout;
+};
+
+extern struct pydvm {
+    PyTypeObject *context, *graph, *value, *kernel;
+    PyObject *error[16]; /* by status; [0] is the base class */
+    PyObject *default_context;
+} pydvm;
+
+/* ---- _dvm.c */
+/* Raises the class of st with the library's text; returns NULL. */
+PyObject *pydvm_raise(dvm_status st);
+/* Raises the class of st with this text; returns NULL. */
+PyObject *pydvm_fail(dvm_status st, const char *format, ...);
+struct context *pydvm_default_context(void); /* borrowed */
+bool pydvm_count(const char *name, Py_ssize_t given, Py_ssize_t low, Py_ssize_t high);
+
+/* ---- py_graph.c, py_kernel.c */
+extern PyType_Spec pydvm_graph_spec, pydvm_value_spec, pydvm_kernel_spec;
+PyObject *pydvm_kernel_of(struct graph *g);
+
+/* ---- py_tensor.c */
+enum family { FAMILY_NONE, FAMILY_NUMPY, FAMILY_TORCH, FAMILY_OTHER };
+struct tensor {
+    dvm_arg *arg;
+    enum family family;
+    bool has_buf;
+    PyObject *owner; /* temporary that must live until the run is over, or NULL */
+    Py_buffer buf;
+    int64_t dims[DVM_MAX_RANK];
+    int64_t strides[DVM_MAX_RANK];
+};
+/* Describes o in t->arg without copying. which names the argument in messages, counted from 1. An input that no
+ * stride in elements describes is copied; an output that is read-only or of that kind is refused. */
+bool pydvm_tensor(PyObject *o, const struct slot *want, bool output, int which, struct tensor *t);
+void pydvm_tensor_done(struct tensor *t);
+/* o as a number of dtype t: integers wrap, a float for an integer is cut toward zero and saturates. */
+bool pydvm_number(PyObject *o, int t, dvm_number *out);
+/* A new dense array (family NUMPY) or CPU tensor (TORCH). */
+PyObject *pydvm_empty(enum family family, int rank, const int64_t *dims, int dtype);
+/* Module functions. */
+PyObject *pydvm_register_arrays(PyObject *self, PyObject *const *args, Py_ssize_t n);
+PyObject *pydvm_address(PyObject *self, PyObject *o);
+#endif
