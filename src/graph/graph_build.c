@@ -14,11 +14,8 @@
         if (!(g)) DVM_FAIL(ARG, "graph is NULL");                     \
         if ((g)->closed) DVM_FAIL(STATE, "graph is already closed");  \
     } while (0)
-#define OUT_CHECK(out)                                  \
-    do {                                                \
-        if (!(out)) DVM_FAIL(ARG, "result pointer is NULL"); \
-        *(out) = 0;                                     \
-    } while (0)
+#define OUT_CHECK(out) \
+    if (!(out)) DVM_FAIL(ARG, "result pointer is NULL")
 
 DVM_INLINE dvm_val val_of(const struct dvm_graph *g, dvm_ref r) { return (uint64_t)g->serial << 32 | r; }
 
@@ -627,7 +624,6 @@ dvm_status dvm_graph_size(struct dvm_graph *g, dvm_val x, int n, const int *axes
 
 dvm_status dvm_graph_store(struct dvm_graph *g, dvm_val x, const dvm_dim *strides, dvm_val *out) {
     G_CHECK(g);
-    if (out) *out = 0;
     dvm_ref r, res;
     int64_t at[1 + DVM_MAX_RANK];
     DVM_TRY(at_user(g, get(g, x, &r)));

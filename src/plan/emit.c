@@ -173,6 +173,50 @@ static int32_t home_of(struct planner *p, uint32_t n) {
     return id;
 }
 
+/* Is node n, through reshapes, a tensor that lies densely in memory? Then its elements are one axis, whatever its shape. */
+static bool dense_below(struct planner *p, const struct group *g, uint32_t n) {
+    while (p->node.p[n].op == DVM_OP_RESHAPE && !p->node.p[n].mat) n = p->node.p[n].in[0];
+    const struct pnode *x = &p->node.p[n];
+    const struct dvm_shape *s = shape_of(p, n);
+    int64_t st[DVM_MAX_RANK], step = 1;
+    bool elsewhere = x->group != NO_GROUP && x->group != g->index;
+    if (x->op == DVM_OP_LOAD && !(x->mat && elsewhere)) strides_of(p, n, st);
+    else if (elsewhere && (x->mat || x->cls == DVM_CLS_RED || x->home >= 0) && !x->direct)
+        return x->home < 0 || p->buffer.p[x->home].src == DVM_SRC_WS;
+    else return false;
+    for (int j = s->rank - 1; j >= 0; j--) {
+        if (s->d[j] != 1 && st[j] != step) return false;
+        step *= s->d[j];
+    }
+    return true;
+}
+
+/* Map of the flattened node. */
+static struct view *flat_view(struct planner *p, const struct group *g, const struct view *v, const struct dvm_shape *s) {
+    struct view *w = dvm_view_new(p, 1);
+    int64_t step = 1;
+    for (int j = s->rank - 1; w && j >= 0; j--) {
+        for (int a = 0; a <= g->naxes; a++) w->inc[a][0] += dvm_view_inc(g, v, s, a, j) * step;
+        if (v) w->off[0] += v->off[j] * step;
+        step *= s->d[j];
+    }
+    return w;
+}
+
+static struct popnd *memory(struct planner *p, struct sb *b, uint32_t n, const struct view *v, int role);
+
+/* A reshape of dense memory. */
+static struct popnd *dense_memory(struct planner *p, struct sb *b, uint32_t n, const struct view *v, int role) {
+    struct view *w = flat_view(p, b->g, v, shape_of(p, n));
+    while (p->node.p[n].op == DVM_OP_RESHAPE && !p->node.p[n].mat) n = p->node.p[n].in[0];
+    struct popnd *o = w ? memory(p, b, n, NULL, role) : NULL;
+    if (!o) return NULL;
+    const struct dvm_shape flat = {.rank = 1, .d = {p->numel.p[p->node.p[n].shape]}};
+    memset(o->stride, 0, sizeof o->stride);
+    place_opnd(b->g, o, w, &flat, (int64_t[]){1}, 0);
+    return o;
+}
+
 /* An operand over memory: a load, or a value kept by an earlier kernel, through views. */
 static struct popnd *memory(struct planner *p, struct sb *b, uint32_t n, const struct view *v, int role) {
     struct pnode *x = &p->node.p[n];
@@ -185,6 +229,7 @@ static struct popnd *memory(struct planner *p, struct sb *b, uint32_t n, const s
         if (o) place_opnd(g, o, v, shape_of(p, n), st, 0);
         return o;
     }
+    if (x->op == DVM_OP_RESHAPE && !kept && dense_below(p, g, n)) return dense_memory(p, b, n, v, role);
     if (x->cls == DVM_CLS_VIEW && !kept) {
         bool ok;
         const struct view *w = dvm_view_through(p, g, x, shape_of(p, x->in[0]), v, &ok);
@@ -482,6 +527,7 @@ static int emit_new(struct planner *p, struct sb *b, uint32_t n, const struct vi
         return emit_ew(p, b, n, v);
     case DVM_CLS_VIEW: {
         if (elsewhere && x->mat) return emit_memory(p, b, n, v);
+        if (x->op == DVM_OP_RESHAPE && dense_below(p, b->g, n)) return emit_memory(p, b, n, v);
         bool ok;
         const struct view *w = dvm_view_through(p, b->g, x, shape_of(p, x->in[0]), v, &ok);
         return ok ? emit(p, b, p->node.p[n].in[0], w) : -1;
