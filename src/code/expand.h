@@ -16,7 +16,8 @@
  *   XFN(name)            name of the instance's function
  *   XDEF                 what stands before a definition; `static inline` when undefined
  *   XF XI XB             types: fp32 value, 32-bit integer value, mask
- *   XCTX XCTX_           first parameter with its comma, the same as an argument; may be empty
+ *   XCTX XCTX_           first parameter with its comma, the same as an argument; may be empty. Locals
+ *                        here have no underscore in their names
  *   XK(f) XKI(i)         constants: float literal; integer literal (taken modulo 2^32)
  *   X_ADD X_SUB X_MUL X_DIV (a,b)  X_SQRT(a)  X_FMA(a,b,c)   a*b+c, one rounding
  *   X_NEG(a) X_ABS(a)    sign bit only
@@ -34,6 +35,7 @@
  *   XI_SEL(m,i,j)
  *   XB_AND XB_OR (m,m) XB_NOT(m)
  * Optional:
+ *   X_FMS(a,b,c)         a*b-c, one rounding; X_FMA(a,b,X_NEG(c)) when undefined
  *   X_FNMA(a,b,c)        c-a*b, one rounding; X_FMA(X_NEG(a),b,c) when undefined
  *   X_SCALEF(a,b)        a*2^b, b integral, |b| <= 160, one rounding; multiplications when undefined
  *   XI_MUL(i,j) XI_UMULH(i,j)   low and unsigned high half of the product
@@ -49,6 +51,9 @@
 
 #ifndef XDEF
 #define XDEF static inline
+#endif
+#ifndef X_FMS
+#define X_FMS(a, b, c) X_FMA(a, b, X_NEG(c))
 #endif
 #ifndef X_FNMA
 #define X_FNMA(a, b, c) X_FMA(X_NEG(a), b, c)
@@ -67,8 +72,7 @@
  */
 
 /* (e^r - 1 - r) / r^2 on +-0.35: 2^-28.1 of e^r. */
-XDEF XF XFN(exp_q)(XCTX XF r)
-{
+XDEF XF XFN(exp_q)(XCTX XF r) {
     XF q3 = X_FMA(r, XK(0x1.6a4eaep-10f), XK(0x1.123e62p-7f));
     XF q2 = X_FMA(q3, r, XK(0x1.5558b8p-5f));
     XF q1 = X_FMA(q2, r, XK(0x1.55548cp-3f));
@@ -80,8 +84,7 @@ XDEF XF XFN(exp_q)(XCTX XF r)
  * p * 2^n, one rounding. t = n + X_MAGIC, |n| <= 160; neg says n <= 0, its negation n >= 0. Two
  * factors, 2^(n+-64) and 2^-+64, both in range.
  */
-XDEF XF XFN(scale)(XCTX XF p, XF n, XF t, XB neg)
-{
+XDEF XF XFN(scale)(XCTX XF p, XF n, XF t, XB neg) {
 #ifdef X_SCALEF
     (void)t, (void)neg;
     return X_SCALEF(p, n);
@@ -96,8 +99,7 @@ XDEF XF XFN(scale)(XCTX XF p, XF n, XF t, XB neg)
 #endif
 }
 
-XDEF XF XFN(exp)(XCTX XF x)
-{
+XDEF XF XFN(exp)(XCTX XF x) {
     XF lo = X_MAX(XK(-104.0f), x);
     XF c = X_MIN(XK(89.0f), lo);
     XF t = X_FMA(c, XK(0x1.715476p0f), XK(X_MAGIC));
@@ -112,8 +114,7 @@ XDEF XF XFN(exp)(XCTX XF x)
 }
 
 /* (2^r - 1) / r on +-0.51: 2^-28.1 of 2^r. */
-XDEF XF XFN(exp2_q)(XCTX XF r)
-{
+XDEF XF XFN(exp2_q)(XCTX XF r) {
     XF q4 = X_FMA(r, XK(0x1.417a54p-13f), XK(0x1.5f1598p-10f));
     XF q3 = X_FMA(q4, r, XK(0x1.3b2de2p-7f));
     XF q2 = X_FMA(q3, r, XK(0x1.c6af6ap-5f));
@@ -122,8 +123,7 @@ XDEF XF XFN(exp2_q)(XCTX XF r)
     return q0;
 }
 
-XDEF XF XFN(exp2)(XCTX XF x)
-{
+XDEF XF XFN(exp2)(XCTX XF x) {
     XF lo = X_MAX(XK(-151.0f), x);
     XF c = X_MIN(XK(129.0f), lo);
     XF t = X_ADD(c, XK(X_MAGIC));
@@ -140,8 +140,7 @@ XDEF XF XFN(exp2)(XCTX XF x)
  * sum of the first three terms is nearly always exact. Computed at half size so that S does not
  * overflow.
  */
-XDEF XF XFN(expm1)(XCTX XF x)
-{
+XDEF XF XFN(expm1)(XCTX XF x) {
     XF lo = X_MAX(XK(-30.0f), x);
     XF c = X_MIN(XK(89.0f), lo);
     XF t = X_FMA(c, XK(0x1.715476p0f), XK(X_MAGIC));
@@ -173,8 +172,7 @@ XDEF XF XFN(expm1)(XCTX XF x)
  * 1 / (1 + E), E = e^-x = S (1 + w), S = 2^n. Below -40 the one no longer counts and is left out, and
  * E is taken 2^-64 smaller. The denominator is carried in two parts; one step corrects the quotient.
  */
-XDEF XF XFN(sigmoid)(XCTX XF x)
-{
+XDEF XF XFN(sigmoid)(XCTX XF x) {
     XF lo = X_MAX(XK(-104.0f), x);
     XF c = X_MIN(XK(30.0f), lo);
     XF t = X_FMA(c, XK(-0x1.715476p0f), XK(X_MAGIC));
@@ -209,8 +207,7 @@ XDEF XF XFN(sigmoid)(XCTX XF x)
  * Up to 0.55 an odd polynomial; above, 1 - 2 / (1 + e^2a) with the denominator's rounding error
  * put back into the quotient. e^2a = S (1 + 2v).
  */
-XDEF XF XFN(tanh)(XCTX XF x)
-{
+XDEF XF XFN(tanh)(XCTX XF x) {
     XF a = X_ABS(x);
     /* (tanh a / a - 1) / a^2 on a <= 0.95: 2^-28.6 of tanh. */
     XF s = X_MUL(a, a);
@@ -250,8 +247,7 @@ XDEF XF XFN(tanh)(XCTX XF x)
  * to rounding is multiplied by z, which is small where erfc is not. T = 0.844 is chosen so that
  * erfc T is an fp32 number to 2^-36.
  */
-XDEF XF XFN(erf)(XCTX XF x)
-{
+XDEF XF XFN(erf)(XCTX XF x) {
     XF a = X_ABS(x);
     /* erf a / a - 1 in a^2 on a <= T: 2^-27.2 of erf. */
     XF s = X_MUL(a, a);
@@ -272,12 +268,12 @@ XDEF XF XFN(erf)(XCTX XF x)
     XF l0 = X_FMA(l1, z, XK(-0x1.b75ccap1f));
     XF t = X_FMA(l0, z, XK(X_MAGIC));
     XF n = X_SUB(t, XK(X_MAGIC));
-    XF r = X_FMA(l0, z, X_NEG(n));
-    /* (2^r - 1) / r * erfc T on +-0.5: 2^-25.5 in erf. */
-    XF q3 = X_FMA(r, XK(0x1.4702f8p-12f), XK(0x1.26dba6p-9f));
-    XF q2 = X_FMA(q3, r, XK(0x1.a70538p-7f));
-    XF q1 = X_FMA(q2, r, XK(0x1.c9b7cap-5f));
-    XF q0 = X_FMA(q1, r, XK(0x1.4a2deep-3f));
+    XF r = X_FMS(l0, z, n);
+    /* (2^r - 1) / r * erfc T on +-0.5, where r > 0 comes with e <= 1/2: 2^-26.0 in erf. */
+    XF q3 = X_FMA(r, XK(0x1.4293f8p-12f), XK(0x1.26da7ep-9f));
+    XF q2 = X_FMA(q3, r, XK(0x1.a71098p-7f));
+    XF q1 = X_FMA(q2, r, XK(0x1.c9b7cep-5f));
+    XF q0 = X_FMA(q1, r, XK(0x1.4a2de2p-3f));
     XF p = X_FMA(q0, r, XK(0x1.dc5922p-3f));
     XI i = XI_SHL(X_F2I(t), 23);
     XF e = X_I2F(XI_ADD(i, XKI(0x3f800000)));
@@ -297,16 +293,14 @@ XDEF XF XFN(erf)(XCTX XF x)
  */
 
 /* log x with its special cases: v where x is positive and finite. */
-XDEF XF XFN(log_edge)(XCTX XF x, XF v)
-{
+XDEF XF XFN(log_edge)(XCTX XF x, XF v) {
     XF inf = X_I2F(XKI(0x7f800000));
     XF a = X_SEL(X_LT(x, inf), v, x);
     XF b = X_SEL(X_EQ(x, XK(0.0f)), X_I2F(XKI(0xff800000)), X_I2F(XKI(0x7fc00000)));
     return X_SEL(X_LE(x, XK(0.0f)), b, a);
 }
 
-XDEF XF XFN(log)(XCTX XF x)
-{
+XDEF XF XFN(log)(XCTX XF x) {
     XB sub = X_LT(x, XK(0x1p-126f));
     XF xs = X_MUL(x, XK(0x1p23f));
     XF u = X_SEL(sub, xs, x);
@@ -334,8 +328,7 @@ XDEF XF XFN(log)(XCTX XF x)
 }
 
 /* log2 x = e + f (H + f Q(f)), H = log2(e) rounded; its rest is in the first coefficient. */
-XDEF XF XFN(log2)(XCTX XF x)
-{
+XDEF XF XFN(log2)(XCTX XF x) {
     XB sub = X_LT(x, XK(0x1p-126f));
     XF xs = X_MUL(x, XK(0x1p23f));
     XF u = X_SEL(sub, xs, x);
@@ -366,8 +359,7 @@ XDEF XF XFN(log2)(XCTX XF x)
  * f from x itself: F = 4f = 2^(2-k) x + (2^(2-k) - 4), exact or nearly so; the 4 keeps the scale
  * factor a normal number.
  */
-XDEF XF XFN(log1p)(XCTX XF x)
-{
+XDEF XF XFN(log1p)(XCTX XF x) {
     XF u = X_ADD(x, XK(1.0f));
     XI i = XI_SUB(X_F2I(u), XKI(0x3f400000));
     XI em = XI_AND(i, XKI(0xff800000));
@@ -404,12 +396,11 @@ XDEF XF XFN(log1p)(XCTX XF x)
  * 1 - x y^2 is formed from the exact product x y = h + l. At 0 and infinity there is no residual and
  * no step.
  */
-XDEF XF XFN(rsqrt)(XCTX XF x)
-{
+XDEF XF XFN(rsqrt)(XCTX XF x) {
     XF s = X_SQRT(x);
     XF y = X_DIV(XK(1.0f), s);
     XF h = X_MUL(x, y);
-    XF l = X_FMA(x, y, X_NEG(h));
+    XF l = X_FMS(x, y, h);
     XF d0 = X_FNMA(h, y, XK(1.0f));
     XF d = X_FNMA(l, y, d0);
     XF hy = X_MUL(y, XK(0.5f));
@@ -426,8 +417,7 @@ XDEF XF XFN(rsqrt)(XCTX XF x)
  */
 
 /* sin(r + i pi/2); only the two lowest bits of i count. */
-XDEF XF XFN(trig_eval)(XCTX XF r, XI i)
-{
+XDEF XF XFN(trig_eval)(XCTX XF r, XI i) {
     XF s = X_MUL(r, r);
     /* (sin r / r - 1) / r^2 on +-pi/4: 2^-27.9. */
     XF p1 = X_FMA(s, XK(-0x1.991696p-13f), XK(0x1.1106bcp-7f));
@@ -445,13 +435,9 @@ XDEF XF XFN(trig_eval)(XCTX XF r, XI i)
 }
 
 /* n + X_MAGIC, and r with pi/2 in three parts; n times the first cancels exactly. */
-XDEF XF XFN(trig_n)(XCTX XF x)
-{
-    return X_FMA(x, XK(0x1.45f306p-1f), XK(X_MAGIC));
-}
+XDEF XF XFN(trig_n)(XCTX XF x) { return X_FMA(x, XK(0x1.45f306p-1f), XK(X_MAGIC)); }
 
-XDEF XF XFN(trig_r)(XCTX XF x, XF t)
-{
+XDEF XF XFN(trig_r)(XCTX XF x, XF t) {
     XF n = X_SUB(t, XK(X_MAGIC));
     XF r1 = X_FMA(n, XK(-0x1.921fb6p0f), x);
     XF r2 = X_FMA(n, XK(0x1.777a5cp-25f), r1);
@@ -459,16 +445,14 @@ XDEF XF XFN(trig_r)(XCTX XF x, XF t)
     return r3;
 }
 
-XDEF XF XFN(sin_small)(XCTX XF x)
-{
+XDEF XF XFN(sin_small)(XCTX XF x) {
     XF t = XFN(trig_n)(XCTX_ x);
     XF r = XFN(trig_r)(XCTX_ x, t);
     XF v = XFN(trig_eval)(XCTX_ r, X_F2I(t));
     return X_SEL(X_EQ(x, XK(0.0f)), x, v);
 }
 
-XDEF XF XFN(cos_small)(XCTX XF x)
-{
+XDEF XF XFN(cos_small)(XCTX XF x) {
     XF t = XFN(trig_n)(XCTX_ x);
     XF r = XFN(trig_r)(XCTX_ x, t);
     XI i = XI_ADD(X_F2I(t), XKI(1));
@@ -481,16 +465,14 @@ XDEF XF XFN(cos_small)(XCTX XF x)
  * The word of 2/pi (behind eight zero bits) number j of the window that starts at word 0, 1, 2 or 3,
  * chosen by the masks "1 or more", "2 or more", "3 or more".
  */
-XDEF XI XFN(trig_word)(XCTX XB m1, XB m2, XB m3, XI w0, XI w1, XI w2, XI w3)
-{
+XDEF XI XFN(trig_word)(XCTX XB m1, XB m2, XB m3, XI w0, XI w1, XI w2, XI w3) {
     XI a = XI_SEL(m1, w1, w0);
     XI b = XI_SEL(m2, w2, a);
     return XI_SEL(m3, w3, b);
 }
 
 /* The high word of (a:b) << r, 0 <= r <= 31, c = 31 - r. */
-XDEF XI XFN(trig_shift)(XCTX XI a, XI b, XI r, XI c)
-{
+XDEF XI XFN(trig_shift)(XCTX XI a, XI b, XI r, XI c) {
     XI h = XI_SHLV(a, r);
     XI b1 = XI_SHR(b, 1);
     XI l = XI_SHRV(b1, c);
@@ -504,8 +486,7 @@ XDEF XI XFN(trig_shift)(XCTX XI a, XI b, XI r, XI c)
  * fraction; the closest any float comes to a multiple of pi/2 is near 2^-31, so 24 bits and more of
  * it are right.
  */
-XDEF XF XFN(trig)(XCTX XF x, int phase)
-{
+XDEF XF XFN(trig)(XCTX XF x, int phase) {
     XF a = X_ABS(x);
     XI ai = X_F2I(a);
     XF t = XFN(trig_n)(XCTX_ a);
@@ -567,15 +548,9 @@ XDEF XF XFN(trig)(XCTX XF x, int phase)
     return X_I2F(XI_XOR(X_F2I(v), sign));
 }
 
-XDEF XF XFN(sin)(XCTX XF x)
-{
-    return XFN(trig)(XCTX_ x, 0);
-}
+XDEF XF XFN(sin)(XCTX XF x) { return XFN(trig)(XCTX_ x, 0); }
 
-XDEF XF XFN(cos)(XCTX XF x)
-{
-    return XFN(trig)(XCTX_ x, 1);
-}
+XDEF XF XFN(cos)(XCTX XF x) { return XFN(trig)(XCTX_ x, 1); }
 
 #endif
 
@@ -585,8 +560,7 @@ XDEF XF XFN(cos)(XCTX XF x)
  * |x|^y = 2^(y log2|x|), the logarithm in two parts, good to about 2^-32 of its value.
  * log2 m = C s + s^3 P(s^2), s = f / (2 + f), C = 2 log2(e).
  */
-XDEF XF XFN(pow)(XCTX XF x, XF y)
-{
+XDEF XF XFN(pow)(XCTX XF x, XF y) {
     XF inf = X_I2F(XKI(0x7f800000));
     XF a = X_ABS(x);
     XB sub = X_LT(a, XK(0x1p-126f));
@@ -611,9 +585,9 @@ XDEF XF XFN(pow)(XCTX XF x, XF y)
     XF sl = X_MUL(s2, rc);
     /* sh^3 = ch + cl */
     XF t = X_MUL(sh, sh);
-    XF tl = X_FMA(sh, sh, X_NEG(t));
+    XF tl = X_FMS(sh, sh, t);
     XF ch = X_MUL(sh, t);
-    XF c1 = X_FMA(sh, t, X_NEG(ch));
+    XF c1 = X_FMS(sh, t, ch);
     XF cl = X_FMA(sh, tl, c1);
     /* (log2 m - C s) / s^3 in s^2: 2^-36.4 of log2. */
     XF p2 = X_FMA(t, XK(0x1.58b424p-2f), XK(0x1.a5cebep-2f));
@@ -621,9 +595,9 @@ XDEF XF XFN(pow)(XCTX XF x, XF y)
     XF p0 = X_FMA(p1, t, XK(0x1.ec709ep-1f));
     /* log2 m = zh + zl, then log2|x| = lh + ll */
     XF ah = X_MUL(sh, XK(0x1.715476p1f));
-    XF al = X_FMA(sh, XK(0x1.715476p1f), X_NEG(ah));
+    XF al = X_FMS(sh, XK(0x1.715476p1f), ah);
     XF bh = X_MUL(ch, p0);
-    XF bl = X_FMA(ch, p0, X_NEG(bh));
+    XF bl = X_FMS(ch, p0, bh);
     XF zh = X_ADD(ah, bh);
     XF z1 = X_SUB(zh, ah);
     XF z2 = X_SUB(bh, z1);
@@ -644,7 +618,7 @@ XDEF XF XFN(pow)(XCTX XF x, XF y)
     XF y0 = X_MAX(XK(-0x1p40f), y);
     XF yc = X_MIN(XK(0x1p40f), y0);
     XF ph = X_MUL(yc, lh);
-    XF pe = X_FMA(yc, lh, X_NEG(ph));
+    XF pe = X_FMS(yc, lh, ph);
     XF pf = X_FMA(yc, ll, pe);
     XF pa = X_ABS(ph);
     XF pl = X_SEL(X_LT(pa, XK(200.0f)), pf, XK(0.0f));
@@ -684,8 +658,7 @@ XDEF XF XFN(pow)(XCTX XF x, XF y)
 /* --------------------------------------------------------------------------------- conversions */
 
 /* To the 16 bits of a half, half to even. NaN gives 0x7e00. */
-XDEF XI XFN(f32_to_f16)(XCTX XF x)
-{
+XDEF XI XFN(f32_to_f16)(XCTX XF x) {
     XI u = X_F2I(x);
     XI s0 = XI_SHR(u, 16);
     XI s = XI_AND(s0, XKI(0x8000));
@@ -706,8 +679,7 @@ XDEF XI XFN(f32_to_f16)(XCTX XF x)
 }
 
 /* From the low 16 bits of h; the rest must be zero. */
-XDEF XF XFN(f16_to_f32)(XCTX XI h)
-{
+XDEF XF XFN(f16_to_f32)(XCTX XI h) {
     XI s0 = XI_AND(h, XKI(0x8000));
     XI s = XI_SHL(s0, 16);
     XI a0 = XI_AND(h, XKI(0x7fff));
@@ -722,8 +694,7 @@ XDEF XF XFN(f16_to_f32)(XCTX XI h)
 }
 
 /* To the 16 bits of a bfloat16, half to even. NaN gives 0x7fc0. */
-XDEF XI XFN(f32_to_bf16)(XCTX XF x)
-{
+XDEF XI XFN(f32_to_bf16)(XCTX XF x) {
     XI u = X_F2I(x);
     XI o0 = XI_SHR(u, 16);
     XI o = XI_AND(o0, XKI(1));
@@ -733,14 +704,10 @@ XDEF XI XFN(f32_to_bf16)(XCTX XF x)
     return XI_SEL(X_NE(x, x), XKI(0x7fc0), n);
 }
 
-XDEF XF XFN(bf16_to_f32)(XCTX XI h)
-{
-    return X_I2F(XI_SHL(h, 16));
-}
+XDEF XF XFN(bf16_to_f32)(XCTX XI h) { return X_I2F(XI_SHL(h, 16)); }
 
 /* Truncation, saturating; NaN gives 0. */
-XDEF XI XFN(f32_to_i32)(XCTX XF x)
-{
+XDEF XI XFN(f32_to_i32)(XCTX XF x) {
     XB big = X_LE(XK(0x1p31f), x);
     XB small = X_LE(x, XK(-0x1p31f));
     XF a = X_ABS(x);
@@ -765,6 +732,7 @@ XDEF XI XFN(f32_to_i32)(XCTX XF x)
 #undef X_DIV
 #undef X_SQRT
 #undef X_FMA
+#undef X_FMS
 #undef X_FNMA
 #undef X_NEG
 #undef X_ABS

@@ -3,8 +3,8 @@
  *
  * Include it, with XFN defined, right before expand.h; expand.h consumes the macros, so both are
  * included again for another instance. The functions are plain selects and arithmetic: a loop
- * around one of them vectorises under -O3 -ffp-contract=off -fno-math-errno -fno-trapping-math.
- * Without those flags it is still right, only scalar.
+ * around one of them vectorises under -O3 -fno-math-errno -fno-trapping-math. -ffp-contract=off (nvcc:
+ * the intrinsics below) is part of the meaning; -ffast-math and its parts are not allowed.
  *
  * Every level gives the same bits. Two operations need care for that:
  *   fma   a level without the instruction would call libm, element by element. The product of two
@@ -24,40 +24,44 @@
 #define XC_INLINE static inline
 #endif
 
-XC_INLINE int32_t xc_bits(float a)
-{
+XC_INLINE int32_t xc_bits(float a) {
     int32_t r;
     memcpy(&r, &a, sizeof r);
     return r;
 }
 
-XC_INLINE float xc_float(int32_t a)
-{
+XC_INLINE float xc_float(int32_t a) {
     float r;
     memcpy(&r, &a, sizeof r);
     return r;
 }
 
 /* a*b+c rounded once, out of double arithmetic. Also the test of the instruction. */
-XC_INLINE float xc_fma_soft(float a, float b, float c)
-{
+XC_INLINE float xc_fma_soft(float a, float b, float c) {
     double p = (double)a * (double)b;
     double z = (double)c;
     double s = p + z;
     double t = s - p;
     double e = (p - (s - t)) + (z - t); /* s + e == p + z; NaN when s is not finite */
-    int64_t u, v;
+    /*
+     * Round to odd: an inexact s becomes the odd neighbour of the true sum. Sign bits instead of
+     * comparisons, which SSE2 does not have for 64 bits; adding zero makes a negative zero positive.
+     */
+    double d = s * e;
+    double up = d + 0.0, down = 0.0 - d, o;
+    uint64_t above, below, u;
+    memcpy(&above, &up, sizeof above);
+    memcpy(&below, &down, sizeof below);
     memcpy(&u, &s, sizeof u);
-    memcpy(&v, &e, sizeof v);
-    /* Round to odd: an inexact s with an even last bit moves one step towards the true sum. */
-    int64_t step = (u ^ v) < 0 ? -1 : 1;
-    u += (e > 0.0 || e < 0.0) && !(u & 1) ? step : 0;
-    memcpy(&s, &u, sizeof s);
-    return (float)s;
+    above >>= 63;
+    below >>= 63;
+    u = (u - above) | above | below;
+    memcpy(&o, &u, sizeof o);
+    float finite = (float)(d - d), odd = (float)o, same = (float)s;
+    return finite == 0.0f ? odd : same;
 }
 
-XC_INLINE float xc_fma(float a, float b, float c)
-{
+XC_INLINE float xc_fma(float a, float b, float c) {
 #if defined(__CUDACC__)
     return __fmaf_rn(a, b, c);
 #elif defined(__FMA__) || defined(__ARM_FEATURE_FMA)
@@ -67,8 +71,7 @@ XC_INLINE float xc_fma(float a, float b, float c)
 #endif
 }
 
-XC_INLINE float xc_rint(float a)
-{
+XC_INLINE float xc_rint(float a) {
 #if defined(__CUDACC__)
     return rintf(a);
 #elif defined(__SSE4_1__) || defined(__ARM_FEATURE_FMA)
@@ -81,14 +84,12 @@ XC_INLINE float xc_rint(float a)
 #endif
 }
 
-XC_INLINE int32_t xc_umulh(int32_t a, int32_t b)
-{
+XC_INLINE int32_t xc_umulh(int32_t a, int32_t b) {
     return (int32_t)(uint32_t)(((uint64_t)(uint32_t)a * (uint32_t)b) >> 32);
 }
 
 /* float -> int64: truncation, saturating, NaN gives 0. C only: no 64-bit value in the protocol. */
-XC_INLINE int64_t xc_f32_to_i64(float a)
-{
+XC_INLINE int64_t xc_f32_to_i64(float a) {
     int big = a >= 0x1p63f, small = a < -0x1p63f;
     float b = big || small || a != a ? 0.0f : a;
     int64_t r = (int64_t)b;
@@ -99,13 +100,13 @@ XC_INLINE int64_t xc_f32_to_i64(float a)
 #endif
 
 #define XDEF XC_INLINE
-#define XF   float
-#define XI   int32_t
-#define XB   int
+#define XF float
+#define XI int32_t
+#define XB int
 #define XCTX
 #define XCTX_
 
-#define XK(c)  (c)
+#define XK(c) (c)
 #define XKI(c) ((int32_t)(c))
 
 #if defined(__CUDACC__)
@@ -113,49 +114,49 @@ XC_INLINE int64_t xc_f32_to_i64(float a)
 #define X_SUB(a, b) __fsub_rn(a, b)
 #define X_MUL(a, b) __fmul_rn(a, b)
 #define X_DIV(a, b) __fdiv_rn(a, b)
-#define X_SQRT(a)   __fsqrt_rn(a)
+#define X_SQRT(a) __fsqrt_rn(a)
 #else
 #define X_ADD(a, b) ((a) + (b))
 #define X_SUB(a, b) ((a) - (b))
 #define X_MUL(a, b) ((a) * (b))
 #define X_DIV(a, b) ((a) / (b))
-#define X_SQRT(a)   __builtin_sqrtf(a)
+#define X_SQRT(a) __builtin_sqrtf(a)
 #endif
 #define X_FMA(a, b, c) xc_fma(a, b, c)
-#define X_NEG(a)       (-(a))
-#define X_ABS(a)       xc_float(xc_bits(a) & 0x7fffffff)
-#define X_RINT(a)      xc_rint(a)
-#define X_MIN(a, b)    ((a) < (b) ? (a) : (b))
-#define X_MAX(a, b)    ((a) > (b) ? (a) : (b))
+#define X_NEG(a) (-(a))
+#define X_ABS(a) xc_float(xc_bits(a) & 0x7fffffff)
+#define X_RINT(a) xc_rint(a)
+#define X_MIN(a, b) ((a) < (b) ? (a) : (b))
+#define X_MAX(a, b) ((a) > (b) ? (a) : (b))
 
-#define X_LT(a, b)     ((a) < (b))
-#define X_LE(a, b)     ((a) <= (b))
-#define X_EQ(a, b)     ((a) == (b))
-#define X_NE(a, b)     ((a) != (b))
+#define X_LT(a, b) ((a) < (b))
+#define X_LE(a, b) ((a) <= (b))
+#define X_EQ(a, b) ((a) == (b))
+#define X_NE(a, b) ((a) != (b))
 #define X_SEL(m, a, b) ((m) ? (a) : (b))
 
-#define XI_ADD(a, b)    ((int32_t)((uint32_t)(a) + (uint32_t)(b)))
-#define XI_SUB(a, b)    ((int32_t)((uint32_t)(a) - (uint32_t)(b)))
-#define XI_AND(a, b)    ((a) & (b))
-#define XI_OR(a, b)     ((a) | (b))
-#define XI_XOR(a, b)    ((a) ^ (b))
-#define XI_SHL(a, n)    ((int32_t)((uint32_t)(a) << (n)))
-#define XI_SHR(a, n)    ((int32_t)((uint32_t)(a) >> (n)))
-#define XI_SAR(a, n)    ((a) >> (n))
-#define XI_LT(a, b)     ((a) < (b))
-#define XI_EQ(a, b)     ((a) == (b))
+#define XI_ADD(a, b) ((int32_t)((uint32_t)(a) + (uint32_t)(b)))
+#define XI_SUB(a, b) ((int32_t)((uint32_t)(a) - (uint32_t)(b)))
+#define XI_AND(a, b) ((a) & (b))
+#define XI_OR(a, b) ((a) | (b))
+#define XI_XOR(a, b) ((a) ^ (b))
+#define XI_SHL(a, n) ((int32_t)((uint32_t)(a) << (n)))
+#define XI_SHR(a, n) ((int32_t)((uint32_t)(a) >> (n)))
+#define XI_SAR(a, n) ((a) >> (n))
+#define XI_LT(a, b) ((a) < (b))
+#define XI_EQ(a, b) ((a) == (b))
 #define XI_SEL(m, a, b) ((m) ? (a) : (b))
 
-#define XI_MUL(a, b)   ((int32_t)((uint32_t)(a) * (uint32_t)(b)))
+#define XI_MUL(a, b) ((int32_t)((uint32_t)(a) * (uint32_t)(b)))
 #define XI_UMULH(a, b) xc_umulh(a, b)
-#define XI_SHLV(a, b)  ((int32_t)((uint32_t)(a) << (b)))
-#define XI_SHRV(a, b)  ((int32_t)((uint32_t)(a) >> (b)))
+#define XI_SHLV(a, b) ((int32_t)((uint32_t)(a) << (b)))
+#define XI_SHRV(a, b) ((int32_t)((uint32_t)(a) >> (b)))
 
 #define XB_AND(a, b) ((a) & (b))
-#define XB_OR(a, b)  ((a) | (b))
-#define XB_NOT(a)    (!(a))
+#define XB_OR(a, b) ((a) | (b))
+#define XB_NOT(a) (!(a))
 
-#define X_F2I(a)     xc_bits(a)
-#define X_I2F(a)     xc_float(a)
+#define X_F2I(a) xc_bits(a)
+#define X_I2F(a) xc_float(a)
 #define X_CVT_I2F(a) ((float)(a))
 #define X_CVT_F2I(a) ((int32_t)(a))
