@@ -10,6 +10,11 @@
  * operation an argument deep except constants, so the order in which a builder sees operations
  * does not depend on the C compiler. NaN in gives NaN out; its payload and sign are not defined.
  *
+ *   XF f(XF)      exp exp2 expm1 log log2 log1p tanh sigmoid erf rsqrt sin cos sin_small cos_small
+ *   XF pow(XF, XF)
+ *   XI f(XF)      f32_to_f16 f32_to_bf16 f32_to_i32       XF f(XI)      f16_to_f32 bf16_to_f32
+ * The others are parts of these.
+ *
  * Protocol. The includer defines everything of this list; the end of this file undefines it, and
  * the file may be included again.
  *
@@ -67,8 +72,8 @@
 /* ------------------------------------------------------------------------------ exponentials */
 
 /*
- * e^x = 2^n * e^r, r in +-ln2/2, and e^r = 1 + r + r^2 Q(r). ln2 in two parts: n*hi is a multiple of
- * 2^-24 and cancels exactly.
+ * e^x = 2^n e^r, r in +-ln2/2, e^r = 1 + r + r^2 Q(r). ln2 in two parts: x - n hi is exact in one fma. The
+ * arguments are limited to where the result has become 0, 1, -1 or infinite.
  */
 
 /* (e^r - 1 - r) / r^2 on +-0.35: 2^-28.1 of e^r. */
@@ -136,9 +141,9 @@ XDEF XF XFN(exp2)(XCTX XF x) {
 }
 
 /*
- * e^x - 1 = S - 1 + S*r + S*z with S = 2^n, r the exactly reduced argument and z the small rest; the
- * sum of the first three terms is nearly always exact. Computed at half size so that S does not
- * overflow.
+ * e^x - 1 = (S - 1) + S rh + S z: S = 2^n, rh = x - n hi exact, z the rest, below 0.07. The first two terms
+ * make a, what their two roundings lose makes bl; both matter only for a few n. At half size, so that S
+ * does not overflow; that loses bits of subnormal x, and such x are their own result.
  */
 XDEF XF XFN(expm1)(XCTX XF x) {
     XF lo = X_MAX(XK(-30.0f), x);
@@ -169,8 +174,9 @@ XDEF XF XFN(expm1)(XCTX XF x) {
 }
 
 /*
- * 1 / (1 + E), E = e^-x = S (1 + w), S = 2^n. Below -40 the one no longer counts and is left out, and
- * E is taken 2^-64 smaller. The denominator is carried in two parts; one step corrects the quotient.
+ * 1 / (1 + E), E = e^-x = S (1 + w), S = 2^n. Below -40 the one no longer counts and is left out, and E is
+ * taken 2^-64 smaller, for it would overflow. One unit of the denominator can be two of the quotient,
+ * so the denominator has two parts, dh + dl, and one step corrects the quotient.
  */
 XDEF XF XFN(sigmoid)(XCTX XF x) {
     XF lo = X_MAX(XK(-104.0f), x);
@@ -204,8 +210,8 @@ XDEF XF XFN(sigmoid)(XCTX XF x) {
 }
 
 /*
- * Up to 0.55 an odd polynomial; above, 1 - 2 / (1 + e^2a) with the denominator's rounding error
- * put back into the quotient. e^2a = S (1 + 2v).
+ * Up to 0.95 an odd polynomial; above, 1 - 2 / D, D = 1 + e^2a = 1 + S (1 + w). There D is 7 and more, and
+ * what its rounding does to the result is small.
  */
 XDEF XF XFN(tanh)(XCTX XF x) {
     XF a = X_ABS(x);
