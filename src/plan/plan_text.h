@@ -1,0 +1,33 @@
+/* Plans as text. Blanks separate, `;` starts a comment:
+ *
+ *   plan workspace 0 unfused 917504 minimum 262144
+ *     out0: f32[64, 512] strides [512, 1]
+ *     p0: f32 input 1                   a scalar argument, read at every run
+ *     p1: i64 bits 0x200                a number fixed by the shapes
+ *
+ *   kernel 0 row
+ *     axes kept 64, strip 512           sizes, outermost first
+ *     block 16 scratch 64 bytes 262144  then whole_rows where rows are never cut
+ *     why "rows stay in cache between passes"
+ *     phase full strip 0                then params 0, 1: parameters of the plan
+ *       o0: input 0 [2048, 4]           step in bytes along each axis
+ *       o1: scratch [4, 0]
+ *
+ *   strip row
+ *     ...                               strip_text.h; strip 0 and so on, the last part of the text
+ *
+ * An operand is input N, output N, ws, scratch or iota, then `+ N` or `- N` (bytes; iota: the number at the origin),
+ * the steps, and for a gather `pick STEP x COUNT`. */
+#ifndef DVM_PLAN_PLAN_TEXT_H
+#define DVM_PLAN_PLAN_TEXT_H
+#include "base/text.h"
+#include "plan/plan.h"
+
+void dvm_plan_write(const struct dvm_plan *p, struct dvm_text *out);
+/* "kept 64, strip 512" */
+void dvm_plan_write_axes(const struct dvm_kplan *k, struct dvm_text *out);
+/* "input 0 + 64 [2048, 4]" */
+void dvm_plan_write_bind(const struct dvm_bind *b, int naxes, struct dvm_text *out);
+/* "load f32 contig", as strip_text.c has it. */
+void dvm_plan_write_role(const struct dvm_opnd *o, struct dvm_text *out);
+#endif
