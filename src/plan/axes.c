@@ -89,27 +89,21 @@ static int count_reduced(const struct group *g) {
     return n;
 }
 
-/* A row that no single strip can walk: its operand goes to memory first; if it is there already, another root of this
- * kernel is in the way and moves on. */
-static void refuse(struct planner *p, struct group *g) {
-    for (uint32_t k = 0; k < p->root.n; k++) {
-        const struct root *r = &p->root.p[k];
-        if (r->group != g->index || r->kind != ROOT_RED) continue;
-        uint32_t x = p->node.p[r->node].in[0];
-        if (p->node.p[x].mat) continue;
-        p->node.p[x].mat = 1;
-        p->stop = STOP_GROUP;
+/* A row that no single strip can walk. First its reductions get a kernel without other full-size roots, whose strides may
+ * be in the way; if that was not it, their operands go to memory first, where they are dense. */
+static void refuse(struct planner *p, const struct group *g) {
+    for (int step = 0; step < 2 && p->stop == STOP_NONE; step++) {
+        for (uint32_t k = 0; k < p->root.n; k++) {
+            const struct root *r = &p->root.p[k];
+            if (r->group != g->index || r->kind != ROOT_RED) continue;
+            struct pnode *n = &p->node.p[r->node], *x = &p->node.p[n->in[0]];
+            if (step == 0 ? n->alone : x->mat == MAT_FAR) continue;
+            if (step == 0) n->alone = 1;
+            else x->mat = MAT_FAR;
+            p->stop = STOP_GROUP;
+        }
     }
     if (p->stop != STOP_NONE) return;
-    for (uint32_t k = 0; k < p->root.n; k++) {
-        const struct root *r = &p->root.p[k];
-        if (r->group != g->index || r->kind == ROOT_RED || r->outer) continue;
-        struct pnode *u = &p->node.p[r->user];
-        if (u->min_group > g->index) continue;
-        u->min_group = g->index + 1;
-        p->stop = STOP_GROUP;
-        return;
-    }
     p->st = dvm_err_set(DVM_ERR_INTERNAL, "planner cannot lay out a row kernel");
     p->stop = STOP_ERROR;
 }

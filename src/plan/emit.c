@@ -19,6 +19,9 @@ static int stop_at(struct planner *p, enum stop why, uint32_t node) {
 
 static const struct dvm_shape *shape_of(const struct planner *p, uint32_t n) { return &p->shape.p[p->node.p[n].shape]; }
 
+/* Computed by a kernel that runs before g? */
+static bool earlier(const struct pnode *x, const struct group *g) { return x->group != NO_GROUP && x->group < g->index; }
+
 /* ---- writing ---------------------------------------------------------------------------------------- */
 
 static int put(struct planner *p, struct sb *b, int op, int type, int a, int bb, int c) {
@@ -167,7 +170,10 @@ static int32_t home_of(struct planner *p, uint32_t n) {
     x->home = id;
     enum stop before = p->stop;
     int depth = p->depth;
-    if (!dvm_plan_emit_root(p, p->group.p[x->group], r)) return -1;
+    if (!dvm_plan_emit_root(p, p->group.p[x->group], r)) {
+        if (!p->blame) p->blame = n;
+        return -1;
+    }
     p->depth = depth;
     p->stop = before;
     return id;
@@ -179,7 +185,7 @@ static bool dense_below(struct planner *p, const struct group *g, uint32_t n) {
     const struct pnode *x = &p->node.p[n];
     const struct dvm_shape *s = shape_of(p, n);
     int64_t st[DVM_MAX_RANK], step = 1;
-    bool elsewhere = x->group != NO_GROUP && x->group != g->index;
+    bool elsewhere = earlier(x, g);
     if (x->op == DVM_OP_LOAD && !(x->mat && elsewhere)) strides_of(p, n, st);
     else if (elsewhere && (x->mat || x->cls == DVM_CLS_RED || x->home >= 0) && !x->direct)
         return x->home < 0 || p->buffer.p[x->home].src == DVM_SRC_WS;
@@ -222,7 +228,7 @@ static struct popnd *memory(struct planner *p, struct sb *b, uint32_t n, const s
     struct pnode *x = &p->node.p[n];
     struct group *g = b->g;
     int64_t st[DVM_MAX_RANK];
-    bool kept = x->mat && x->group != g->index && x->group != NO_GROUP;
+    bool kept = x->mat && earlier(x, g);
     if (x->op == DVM_OP_LOAD && !kept) {
         strides_of(p, n, st);
         struct popnd *o = new_opnd(p, b, DVM_SRC_INPUT, (int)x->at[0], x->dtype, role);
@@ -236,7 +242,7 @@ static struct popnd *memory(struct planner *p, struct sb *b, uint32_t n, const s
         return ok ? memory(p, b, p->node.p[n].in[0], w, role) : NULL;
     }
     bool root = x->cls == DVM_CLS_RED || x->mat || x->home >= 0;
-    if (!root || x->group == g->index || x->group == NO_GROUP) {
+    if (!root || !earlier(x, g)) {
         stop_at(p, root ? STOP_GROUP : STOP_MAT, n);
         return NULL;
     }
@@ -515,10 +521,10 @@ static int emit_scan(struct planner *p, struct sb *b, uint32_t n, const struct v
 
 static int emit_new(struct planner *p, struct sb *b, uint32_t n, const struct view *v) {
     const struct pnode *x = &p->node.p[n];
-    bool elsewhere = x->group != NO_GROUP && x->group != b->g->index;
+    bool elsewhere = earlier(x, b->g);
     switch (x->cls) {
     case DVM_CLS_LEAF:
-        if (x->op == DVM_OP_LOAD) return emit_memory(p, b, n, v);
+        if (x->op == DVM_OP_LOAD || (x->mat && elsewhere)) return emit_memory(p, b, n, v);
         return x->op == DVM_OP_IOTA ? emit_iota(p, b, n, v) : emit_number(p, b, x);
     case DVM_CLS_EW:
         if (elsewhere && x->mat) return emit_memory(p, b, n, v);

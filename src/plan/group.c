@@ -25,7 +25,7 @@ static void rest_on(struct planner *p, struct pnode *n, uint32_t o) {
     int32_t need = x->need;
     int pass = x->pass;
     if (x->cls == DVM_CLS_RED) pass++;
-    if (x->op == DVM_OP_CONCAT) need = x->group + 1, pass = 0;
+    if (x->op == DVM_OP_CONCAT || x->mat == MAT_FAR) need = x->group + 1, pass = 0;
     if (need > n->need) n->need = need, n->pass = (uint8_t)DVM_MIN(pass, 255);
     else if (need == n->need) n->pass = (uint8_t)DVM_MAX(n->pass, DVM_MIN(pass, 255));
     bool kept = x->cls == DVM_CLS_RED || x->mat || x->op == DVM_OP_CONCAT || x->op == DVM_OP_CUMSUM;
@@ -39,6 +39,11 @@ static void analyse(struct planner *p, uint32_t i) {
     n->pass = 0;
     n->cost = n->cls == DVM_CLS_EW ? dvm_plan_cost(n->op) : n->op == DVM_OP_GATHER ? 4 : 0;
     for (int k = 0; k < n->nin; k++) rest_on(p, n, n->in[k]);
+    if (n->op == DVM_OP_GATHER) { /* the source lies in memory: what computes it is an earlier kernel */
+        uint32_t x = n->in[0];
+        while (p->node.p[x].cls == DVM_CLS_VIEW && !p->node.p[x].mat) x = p->node.p[x].in[0];
+        if (p->node.p[x].group >= n->need) n->need = p->node.p[x].group + 1, n->pass = 0;
+    }
 }
 
 static void count_uses(struct planner *p) {
@@ -116,12 +121,12 @@ static enum fit fits(const struct planner *p, const struct group *g, const struc
     if (g->roots.n >= MAX_ROOTS) return FIT_NO;
     if (r->kind == ROOT_RED) {
         const struct pnode *x = &p->node.p[n->in[0]];
-        if (g->scan || x->shape != g->shape) return FIT_NO;
+        if (g->scan || x->shape != g->shape || (n->alone != 0) != g->alone) return FIT_NO;
         if (g->kind == DVM_MODE_MAP) return FIT_FULL;
         return g->mask == n->mask && (g->kind == DVM_MODE_ROW) == (n->inner != 0) ? FIT_FULL : FIT_NO;
     }
-    if (n->op == DVM_OP_CUMSUM) return FIT_NO;
-    if (n->shape == g->shape && !(g->scan && n->need != g->index)) return FIT_FULL;
+    if (n->op == DVM_OP_CUMSUM) return r->kind != ROOT_MAT && n->group == g->index ? FIT_FULL : FIT_NO;
+    if (n->shape == g->shape && !g->alone && !(g->scan && n->need != g->index)) return FIT_FULL;
     bool rests = n->need == g->index && (n->pass > 0 || n->cls == DVM_CLS_RED);
     if (g->kind != DVM_MODE_MAP && rests && kept_shape(p, g, &p->shape.p[n->shape])) return FIT_OUTER;
     return FIT_NO;
@@ -152,6 +157,7 @@ static bool place(struct planner *p, struct root r) {
     struct pnode *n = &p->node.p[r.node];
     if (r.kind == ROOT_RED) {
         if (g->kind == DVM_MODE_MAP) adopt(p, g, n);
+        g->alone = n->alone;
     }
     if (r.kind == ROOT_RED || r.kind == ROOT_MAT) {
         n->group = g->index;
@@ -320,6 +326,7 @@ static bool visit(struct planner *p, uint32_t i) {
 static void reset(struct planner *p) {
     p->buffer.n = p->root.n = p->group.n = p->param.n = 0;
     p->stop = STOP_NONE;
+    p->blame = 0;
     for (uint32_t i = 1; i < p->node.n; i++) {
         struct pnode *n = &p->node.p[i];
         n->group = NO_GROUP;
@@ -334,16 +341,20 @@ static dvm_status learn(struct planner *p, uint32_t user) {
     switch (p->stop) {
     case STOP_MAT:
         if (n->mat) DVM_FAIL(INTERNAL, "planner cannot place %s (%%%u)", dvm_op_table[n->op].text, n->gref);
-        n->mat = 1;
+        n->mat = MAT_NEAR;
         return DVM_OK;
     case STOP_GROUP: {
         struct root *r = NULL;
+        if (p->blame) { /* a value kept for others does not fit where it was put */
+            p->node.p[p->blame].min_group = p->node.p[p->blame].group + 1;
+            return DVM_OK;
+        }
         for (uint32_t k = p->root.n; !r && k-- > 0;)
             if (p->root.p[k].user == user) r = &p->root.p[k];
         struct group *g = r ? p->group.p[r->group] : p->group.p[p->group.n - 1];
         if (g->roots.n <= 1) { /* alone and still refused: keep something in memory */
             if (n->mat || p->stop_node == 0) DVM_FAIL(LIMIT, "a kernel of this graph has too many operands or passes");
-            n->mat = 1;
+            n->mat = MAT_NEAR;
             return DVM_OK;
         }
         p->node.p[user].min_group = g->index + 1;

@@ -10,12 +10,16 @@
 
 enum { NO_GROUP = -1, MAX_PASS = 8, MAX_DEPTH = 1000, HEAVY = 32 };
 
+/* MAT_NEAR: users in the same kernel compute the value in place; MAT_FAR: every user reads memory. */
+enum { MAT_NEAR = 1, MAT_FAR = 2 };
+
 /* A node at concrete shapes. Reductions are in normal form: every reduced axis has a size other than 1, and they are
  * either a suffix of the axes (inner: ROW) or do not contain the last axis (outer: COL). */
 struct pnode {
     uint8_t op, dtype, cls, nin;
     uint8_t inner;    /* RED: ROW form */
-    uint8_t mat;      /* computed as a root of its own and read back by later kernels */
+    uint8_t mat;    /* MAT_*: computed as a root of its own and read back by later kernels */
+    uint8_t alone;    /* RED: shares a kernel with reductions like it only */
     uint8_t direct;   /* CONCAT: written straight to output `at` of its only user */
     uint8_t pass;     /* first pass in which the value exists, in group `need` */
     int32_t shape;    /* in shapes */
@@ -127,7 +131,7 @@ struct root {
 struct group {
     int32_t index;
     uint8_t kind; /* dvm_strip_mode */
-    bool scan, keep_ok;
+    bool scan, keep_ok, alone;
     int32_t shape; /* of the space */
     uint32_t mask;
     int32_t rank;
@@ -162,7 +166,8 @@ struct planner {
     DVM_VEC(struct dvm_pparam) param;
     DVM_VEC(struct cut) cut; /* found so far; survive a restart */
     enum stop stop;
-    uint32_t stop_node; /* MAT: node; */
+    uint32_t stop_node;
+    uint32_t blame; /* kept value whose own emission stopped */
     int32_t split_axis, split_group;
     int64_t split_at;
     dvm_status st;
