@@ -50,7 +50,7 @@ dvm_status dvm_read_dtype(struct dvm_reader *r, dvm_dtype *out) {
 }
 
 dvm_status dvm_read_int(struct dvm_reader *r, int64_t lo, int64_t hi, int64_t *out) {
-    struct dvm_num v;
+    struct dvm_num v = {0};
     struct dvm_tok at = *TOK;
     bool neg = dvm_lex_take(LX, "-");
     if (!dvm_num_read(TOK, &v) || !v.is_int) return dvm_lex_expected(LX, "an integer");
@@ -63,7 +63,7 @@ dvm_status dvm_read_int(struct dvm_reader *r, int64_t lo, int64_t hi, int64_t *o
 }
 
 dvm_status dvm_read_small(struct dvm_reader *r, int *out) {
-    int64_t v;
+    int64_t v = 0;
     DVM_TRY(dvm_read_int(r, INT32_MIN, INT32_MAX, &v));
     *out = (int)v;
     return DVM_OK;
@@ -106,7 +106,7 @@ dvm_status dvm_read_value(struct dvm_reader *r, dvm_val *out) {
 /* A bare name: a size, or the scalar argument of this name. */
 static dvm_status dim_name(struct dvm_reader *r, dvm_dim *out) {
     struct dvm_name *e = dvm_names_find(&r->names, DVM_NAME_DIM, TOK);
-    dvm_val v;
+    dvm_val v = 0;
     *out = -1;
     if (r->mode == DVM_READ_SKIP) {
         dvm_lex_next(LX);
@@ -127,7 +127,7 @@ static dvm_status dim_name(struct dvm_reader *r, dvm_dim *out) {
 }
 
 static dvm_status dim_value(struct dvm_reader *r, dvm_dim *out) {
-    dvm_val v;
+    dvm_val v = 0;
     *out = -1;
     if (r->mode == DVM_READ_SKIP) {
         dvm_lex_next(LX);

@@ -1,0 +1,93 @@
+/* dvm run: execute a text, summarize or print what comes out, compare it with the oracle. */
+#include "cli.h"
+
+#include <math.h>
+#include <stdlib.h>
+
+struct summary {
+    dvm_dtype t;
+    const char *data;
+    double min, max, sum;
+    int64_t n, nan;
+};
+
+static void add_element(void *arg, int64_t k, int64_t offset) {
+    struct summary *s = arg;
+    (void)k;
+    double v = get_element(s->t, s->data + offset * (int64_t)dvm_dtype_size(s->t));
+    if (isnan(v)) {
+        s->nan++;
+        return;
+    }
+    if (s->n == 0 || v < s->min) s->min = v;
+    if (s->n == 0 || v > s->max) s->max = v;
+    s->sum += v;
+    s->n++;
+}
+
+static void print_output(const struct session *s, int i, bool values) {
+    const dvm_arg *a = &s->out[i];
+    struct summary sum = {.t = (dvm_dtype)a->dtype, .data = a->data};
+    printf("  out %d  ", i);
+    print_type(stdout, sum.t, a->rank, a->dims);
+    if (values) {
+        printf("\n");
+        print_values(stdout, a);
+        return;
+    }
+    each_element(a->rank, a->dims, a->strides, add_element, &sum);
+    if (sum.n) printf("  min %.6g  max %.6g  mean %.6g", sum.min, sum.max, sum.sum / (double)sum.n);
+    if (sum.nan) printf("  nan %lld", (long long)sum.nan);
+    printf("\n");
+}
+
+static void print_inputs(const struct session *s) {
+    for (int i = 0; i < s->nin; i++) {
+        const struct oracle_io *io = oracle_input(s->oracle, i);
+        printf("  in     %s: ", io->name);
+        if (io->scalar) {
+            bool f = io->dtype == DVM_F16 || io->dtype == DVM_BF16 || io->dtype == DVM_F32 ||
+                     io->dtype == DVM_F64;
+            printf("scalar %s ", dvm_dtype_name(io->dtype));
+            print_number(stdout, io->dtype, f ? io->num.f : (double)io->num.i);
+        } else {
+            print_type(stdout, io->dtype, io->rank, io->dims);
+        }
+        printf("\n");
+    }
+}
+
+static void print_time(struct session *s, double best, int repeat) {
+    dvm_stats st = {0};
+    dvm_kernel_stats(s->kernel, &st);
+    printf("  time   %.2f us", best * 1e6);
+    if (repeat > 1) printf(", best of %d", repeat);
+    printf(" (%.2f GB/s, compiled in %.1f us; %s, %d thread%s)\n",
+           (double)st.bytes_minimum / best * 1e-9, (double)st.compile_ns * 1e-3,
+           dvm_ctx_device(s->ctx), dvm_ctx_threads(s->ctx),
+           dvm_ctx_threads(s->ctx) == 1 ? "" : "s");
+}
+
+static int run(struct session *s, const struct options *o) {
+    double best = INFINITY, worst;
+    int64_t undecided;
+    int repeat = o->repeat ? o->repeat : 1;
+    if (!session_bind(s)) return EXIT_INPUT;
+    for (int i = 0; i < repeat; i++) {
+        double t0 = now_seconds();
+        if (!session_run(s)) return EXIT_INPUT;
+        best = fmin(best, now_seconds() - t0);
+    }
+    printf("kernel %s\n", oracle_name(s->oracle));
+    print_inputs(s);
+    for (int i = 0; i < s->nout; i++) print_output(s, i, o->print);
+    if (!o->no_time) print_time(s, best, repeat);
+    return !o->check || session_check(s, false, &worst, &undecided) ? EXIT_OK : EXIT_CHECK;
+}
+
+int cmd_run(const struct options *o) {
+    struct session s;
+    int code = session_open(&s, o) ? run(&s, o) : EXIT_INPUT;
+    session_close(&s);
+    return code;
+}
