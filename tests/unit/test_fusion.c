@@ -9,6 +9,7 @@
 // clang-format on
 #include <dvm/dvm.h>
 #include <math.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
