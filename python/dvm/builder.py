@@ -99,8 +99,7 @@ def low_load(g: Any, spec: LoadSpec) -> Any:
     dims = spec.dims()
     if dims is None:
         return g.load(spec.dtype.code)
-    strides = None if spec.dynamic or spec.strides is None else lower_dims(g, spec.strides)
-    return g.load(spec.dtype.code, lower_dims(g, dims), strides)
+    return g.load(spec.dtype.code, lower_dims(g, dims))  # arguments bring their strides
 
 
 def _low_bound(g: Any, spec: LoadSpec, v: Any) -> Any:
@@ -137,7 +136,11 @@ def low_store(g: Any, spec: StoreSpec, x: NDObject) -> Any:
         return v
     if spec.pads:
         v = ops.low_pad(g, v, spec.pads, x._dtype.code)
-    return g.store(v, None if spec.strides is None else lower_dims(g, spec.strides))
+    if spec.strides is not None and v.rank >= 0:
+        strides = lower_dims(g, spec.strides)
+        if len(strides) != v.rank:
+            raise ShapeError(f"view_store: {v.rank} axes with {len(strides)} strides")
+    return g.store(v)  # outputs bring their strides
 
 
 def low_section(g: Any, kind: int, flags: int) -> None:
@@ -200,7 +203,6 @@ class Kernel(ops.Operations):
         self._needs_ranks = False
         self._builds: dict[Any, Build] = {}
         self._build: Build | None = self._new_build(None)
-        self._sections = 0
 
     @property
     def dynamic(self) -> bool:
@@ -266,12 +268,10 @@ class Kernel(ops.Operations):
             self._lower(self._build, ref)
 
     def _new_build(self, ranks: tuple[int, ...] | None) -> Build:
-        kind, flags = self._kind, self._flags
-        if flags & FLAGS["priv1"] and kind == 0:
-            kind = 5  # cut points are found by the planner
-        c_flags = flags & _C_FLAGS | (8 if self._strict else 0)
-        if kind != 0:
-            c_flags &= ~FLAGS["spec"]
+        # Results do not depend on the type. What the original fuses into one vector kernel is not
+        # always what this planner does, so a program of type vector may be cut as split is.
+        kind = self._kind if self._kind in (self.K_PARAL, self.K_SEQ) else self.K_SPLIT
+        c_flags = self._flags & _C_FLAGS & ~FLAGS["spec"] | (8 if self._strict else 0)
         context = self._context or _dvm.default_context()
         graph = _dvm.Graph(kind, c_flags, context)
         if self._name:
@@ -523,7 +523,6 @@ class Kernel(ops.Operations):
         kind = parse_kind(ktype)[0] if isinstance(ktype, str) else int(ktype)
         if not 0 <= kind <= self.K_PARAL:
             raise KindError(f"a sub-kernel cannot be of type {ktype!r}")
-        self._sections += 1
         self._emit("section", None, low_section, kind, int(flags) & _C_FLAGS)
 
     def parallel_add(self, ktype: int | str, flags: int = 0, core_limit: int = 0) -> None:
@@ -543,9 +542,7 @@ class Kernel(ops.Operations):
         self.parallel_add(self.K_VEC)
 
     def spec_next(self) -> None:
-        """In vector:spec, what follows may become another kernel. Elsewhere: nothing."""
-        if self._kind == self.K_VEC and self._flags & FLAGS["spec"] and not self._rank_given:
-            self._section(self.K_VEC, 0)
+        """In vector:spec: what follows may become another kernel. The planner finds out itself."""
 
     def tile(self, start: int, end: int, num: int, factor: int = 0) -> None:
         """A scheduling hint of the original. It has no effect here."""
@@ -579,7 +576,7 @@ class Kernel(ops.Operations):
         self._arrays = [copies.setdefault(id(a), IntArrayRef(a._data or ())) for a in base._arrays]
         for old, new in zip(base._arrays, self._arrays, strict=True):
             new._data = old._data
-        self._needs_ranks, self._sections = base._needs_ranks, base._sections
+        self._needs_ranks = base._needs_ranks
         self._build = None
         return tuple(copies[id(o)] for o in remap)
 

@@ -295,7 +295,8 @@ def _is_store(n: NDObject) -> bool:
 
 def _parameters(function: Callable[..., Any]) -> int:
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    return sum(p.kind in kinds for p in inspect.signature(function).parameters.values())
+    parameters = inspect.signature(function).parameters.values()
+    return sum(p.kind in kinds and p.default is p.empty for p in parameters)
 
 
 def _type_text(ktype: str, dynamic: bool) -> str:

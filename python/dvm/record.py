@@ -69,6 +69,18 @@ class NDObject:
         text = "?" if shape is None else ", ".join("?" if d < 0 else str(d) for d in shape)
         return f"<{self._name} {self._dtype.name}[{text}]>"
 
+    # Operators with arrays and numbers of numpy on the left are ours.
+    __array_ufunc__ = None
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
+        """The output of the last run of a runner, for stores (gen-1 returned it)."""
+        array = getattr(self._k, "_held", {}).get(self)
+        if array is None:
+            raise TypeError(
+                f"{self!r} has no array: only outputs of a runner have one, once it ran"
+            )
+        return array if dtype is None else array.astype(dtype)
+
     def __bool__(self) -> bool:
         raise TypeError("a value of a kernel has no truth while the kernel is built; use select()")
 

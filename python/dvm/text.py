@@ -8,11 +8,14 @@ dump() prints recorded lines:
       %2[2, 3]<float32> = Store(%1[2, 3]<float32>)
     }
 
-das() prints what runs: one entry per instruction of the compiled strips.
+das() prints what runs: one entry per instruction of the compiled strips, its operands, and the
+pipe that the original would use. `k.explain()` and the command dvm show the library's own text.
 """
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import _dvm
@@ -109,6 +112,109 @@ def dump(kernel: Kernel) -> str:
     return "\n".join([f"{head}.{kind}({flags}) {{{name}", *lines, "}"]) + "\n"
 
 
+# Value types of the bytecode and, for loads and stores, dtypes of memory.
+_TYPES = {
+    "f32": "fp32", "f16": "fp16", "i32": "int32", "i64": "int64", "b1": "bool", "f64": "fp64",
+}  # fmt: skip
+_SCALAR = {"add": "Adds", "mul": "Muls", "maximum": "Maxs", "minimum": "Mins"}
+_INS = re.compile(
+    r"  (?:%(?P<to>\d+) = )?(?P<op>\w+)\.(?P<type>\w+)(?: (?P<args>[^;]*))?(?:; (?P<note>.*))?$"
+)
+_OPND = re.compile(r"  (?P<name>o\d+): (?P<role>\w+) (?P<dtype>\w+) (?P<kind>\w+)")
+_BIND = re.compile(r";   (?P<name>o\d+): (?P<what>.*)")
+
+
+class _Strip:
+    """One strip being translated: what is known of its operands and values."""
+
+    def __init__(self, head: str, binds: dict[str, str], modes: Iterator[int]) -> None:
+        self.head = head
+        self.mode = ""
+        self.binds = binds
+        self.modes = modes
+        self.dtypes: dict[str, str] = {}
+        self.kinds: dict[str, str] = {}
+        self.values: dict[str, str] = {}  # value type of each value
+        self.literals: dict[str, str] = {}
+
+    def line(self, m: re.Match[str]) -> tuple[str, str] | None:
+        """Instruction and pipe, None for what the original has no instruction for."""
+        op, vt = m["op"], m["type"]
+        args = [a.strip() for a in (m["args"] or "").split(",") if a.strip()]
+        to = f"%{m['to']}D" if m["to"] else ""
+        if m["to"]:
+            self.values["%" + m["to"]] = vt
+        if op in ("lit", "param"):
+            self.literals["%" + m["to"]] = m["note"] or args[0]
+            return None
+        if op == "load":
+            return f"load.{self._dtype(args[0])} {to}, {args[0]}N //{self._bind(args[0])}", "load"
+        if op == "store":
+            text = f"type({self._dtype(args[0])}), {self._bind(args[0])}"
+            return f"store.u8 {args[0]}D, {args[1]}N //{text}", "store"
+        if op == "pick":
+            bind = self._bind(args[0])
+            size = re.search(r"pick (\d+)", bind)
+            rounds = size[1] if size else "1"
+            mode = next(self.modes, 0)
+            fields = f"gather_mode({mode}), rounds({rounds}), {bind}"
+            name = f"gather_load.{self._dtype(args[0])}"
+            return f"{name} {to}, {args[0]}N, {args[1]}N //{fields}", "load"
+        if op == "fold":
+            axis = "Y" if self.mode == "col" else "X"
+            name = f"{args[1].capitalize()}{axis}.{_TYPES.get(vt, vt)}"
+            return f"{name} {args[2]}D, {args[0]}N", "simd"
+        return self._compute(op, vt, to, args), "simd"
+
+    def _compute(self, op: str, vt: str, to: str, args: list[str]) -> str:
+        scalars = [self.literals[a] for a in args if a in self.literals]
+        operands = [a for a in args if a not in self.literals]
+        sources = [a for a in operands if a in self.values]
+        source = self.values[sources[-1]] if sources else vt
+        fields = [f"scalar({v})" for v in scalars]
+        if op in _COMPARE:
+            name = f"{'Cmps' if scalars else 'Cmp'}.{_TYPES.get(source, source)}"
+            fields.insert(0, f"type({op})")
+        elif op == "cast":
+            name = f"Cast{_TYPES.get(source, source).upper()}.{_TYPES.get(vt, vt)}"
+        elif op == "rnd":
+            name = f"Round{_TYPES.get(vt, vt).upper()}.{_TYPES.get(args[1], args[1])}"
+            operands = args[:1]
+        else:
+            word = _SCALAR.get(op) if scalars else None
+            word = word or {"pow": "Power", "scan": "CumSumX"}.get(op) or _camel(op)
+            name = f"{word}.{_TYPES.get(vt, vt)}"
+        note = f" //{', '.join(fields)}" if fields else ""
+        return f"{name} {', '.join([to, *(a + 'N' for a in operands)])}{note}"
+
+    def _dtype(self, name: str) -> str:
+        t = self.dtypes.get(name, "?")
+        return _TYPES.get(t, t)
+
+    def _bind(self, name: str) -> str:
+        return f"{self.binds.get(name, '?')} {self.kinds.get(name, '')}".strip()
+
+
 def das(kernel: _dvm.Kernel) -> str:
     """Instructions of the newest plan of a compiled kernel."""
-    return kernel.text("code")
+    modes = iter([int("mode=slice" in m) for m in re.findall(r"= gather .*", kernel.text("opt"))])
+    out: list[str] = []
+    binds: dict[str, str] = {}
+    head, strip, index = "", _Strip("", {}, modes), 0
+    for line in kernel.text("code").splitlines():
+        if line.startswith("; kernel"):
+            head, binds = line[2:], {}
+        elif m := _BIND.match(line):
+            binds[m["name"]] = m["what"]
+        elif line.startswith("strip "):
+            strip, index = _Strip(head, binds, modes), 0
+            strip.mode = line.split()[1]
+            out.append(f"// {head}")
+        elif m := _OPND.match(line):
+            strip.dtypes[m["name"]], strip.kinds[m["name"]] = m["dtype"], m["kind"]
+        elif m := _INS.match(line):
+            made = strip.line(m)
+            if made is not None:
+                out += [f"{index}: {made[0]}", f"   {{{made[1]}}}"]
+                index += 1
+    return "\n".join(out) + "\n"

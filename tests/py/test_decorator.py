@@ -1,0 +1,384 @@
+"""@dvm.kernel in both spellings, on arrays of numpy and tensors of torch."""
+
+import dvm
+import numpy as np
+import pytest
+from dvm import arrays
+
+F32, F16, I32 = np.float32, np.float16, np.int32
+
+
+def normal(rng, *shape):
+    return rng.standard_normal(shape).astype(F32)
+
+
+# ------------------------------------------------------------------------------ placeholders
+
+
+def test_add_with_changing_shapes(rng):
+    @dvm.kernel
+    def add(k, x, y):
+        return k.store(k.add(k.load(x, dvm.float32), k.load(y, dvm.float32)))
+
+    for s, t in [((32, 32), (32, 32)), ((32, 1), (32, 512)), ((7,), (3, 7)), ((), (2, 2))]:
+        a, b = normal(rng, *s), normal(rng, *t)
+        c = add(a, b)
+        assert isinstance(c, np.ndarray) and c.dtype == F32
+        np.testing.assert_array_equal(c, a + b)
+    assert "Add" in add.dump() and add.__name__ == "add"
+
+
+def test_batch_norm_statistics(rng):
+    @dvm.kernel
+    def stats(k, x, n):
+        a = k.load(x, dvm.float32)
+        n = k.scalar(n)
+        mean = k.div(k.sum(a, [0]), n)
+        d = k.sub(a, mean)
+        var = k.div(k.sum(k.mul(d, d), [0]), n)
+        return k.store(mean), k.store(var)
+
+    for rows, cols in [(64, 32), (1000, 7)]:
+        x = normal(rng, rows, cols) * 3 + 1
+        for n in (rows, float(rows)):
+            out = stats(x, n)
+            assert isinstance(out, list)
+            np.testing.assert_allclose(out[0], x.mean(0), rtol=1e-3, atol=1e-3)
+            np.testing.assert_allclose(out[1], x.var(0), rtol=1e-3, atol=1e-3)
+
+
+def test_softmax_in_half(rng):
+    """The attention example without its products: float16, dtype as text, a scalar scale."""
+
+    @dvm.kernel
+    def weights(k, scores, scale):
+        s = k.mul(k.load(scores, "float16"), k.scalar(scale))
+        s = k.sub(s, k.max(s, [1], True))
+        e = k.exp(s)
+        return k.store(k.div(e, k.sum(e, [1], True)))
+
+    s = normal(rng, 24, 77).astype(F16)
+    e = np.exp((s.astype(F32) * 0.125) - (s.astype(F32) * 0.125).max(1, keepdims=True))
+    got = weights(s, 0.125)
+    assert got.dtype == F16
+    np.testing.assert_allclose(got, e / e.sum(1, keepdims=True), rtol=1e-2, atol=1e-2)
+
+
+def test_epilogue(rng):
+    """The bias, scale, shift and silu of the matmul example."""
+
+    @dvm.kernel
+    def epilogue(k, product, bias, scale, shift):
+        x = k.cast(k.load(product, "float16"), "float32")
+        x = k.add(x, k.load(bias, "float32"))
+        x = k.add(k.mul(x, k.scalar(scale)), k.scalar(shift))
+        sigmoid = k.div(1.0, k.add(k.exp(k.mul(x, -1.0)), 1.0))
+        return k.store(k.mul(x, sigmoid))
+
+    p, b = normal(rng, 16, 32).astype(F16), normal(rng, 32)
+    x = (p.astype(F32) + b) * 0.5 + 0.25
+    np.testing.assert_allclose(epilogue(p, b, 0.5, 0.25), x / (1 + np.exp(-x)), rtol=1e-5)
+
+
+def test_static_placeholders(rng):
+    @dvm.kernel(ktype="vector", dynamic=False)
+    def twice(k, x):
+        return k.store(k.mul(k.load(x, dvm.float32, [2, 3]), 2))
+
+    x = normal(rng, 2, 3)
+    np.testing.assert_array_equal(twice(x), 2 * x)
+    with pytest.raises(dvm.ShapeError):
+        twice(normal(rng, 3, 3))
+
+
+def test_int_arrays_as_arguments(rng):
+    @dvm.kernel
+    def sums(k, x, shape, axes):
+        return k.store(k.sum(k.reshape(k.load(x), k.int_array(shape)), k.int_array(axes)))
+
+    x = normal(rng, 24)
+    for shape, axes in [([4, 6], [1]), ((2, 3, 4), (0, 2)), ([24], []), ([4, 6], [0])]:
+        want = x.reshape(shape).sum(tuple(axes) or None)
+        np.testing.assert_allclose(sums(x, shape, axes), want, rtol=1e-5, atol=1e-5)
+
+
+def test_arguments_in_another_order_and_unused(rng):
+    @dvm.kernel
+    def f(k, unused, a, b):
+        y, x = k.load(b), k.load(a)
+        first, second = k.store(k.sub(x, y)), k.store(k.add(x, y))
+        return second, first
+
+    x, y = normal(rng, 4), normal(rng, 4)
+    out = f(None, x, y)
+    np.testing.assert_array_equal(out[0], x + y)
+    np.testing.assert_array_equal(out[1], x - y)
+    p, q = np.empty(4, F32), np.empty(4, F32)
+    f.run(None, x, y, p, q)
+    np.testing.assert_array_equal(p, x + y)
+    np.testing.assert_array_equal(q, x - y)
+
+
+def test_rank_dependent_programs(rng):
+    @dvm.kernel
+    def centred(k, x):
+        a = k.load(x)
+        return k.store(k.slice_dim(k.sub(a, k.mean(a, [-1], True)), 0, 0, 2))
+
+    for shape in [(5, 6), (3, 4, 5), (2, 2), (9, 3, 2, 2)]:
+        x = normal(rng, *shape)
+        want = (x - x.mean(-1, keepdims=True))[:2]
+        np.testing.assert_allclose(centred(x), want, rtol=1e-5, atol=1e-5)
+
+
+def test_older_scalar_names(rng):
+    @dvm.kernel
+    def f(k, x, n, s):
+        return k.store(k.reshape(k.mul(k.load(x, "float32"), k.scalar(n, "float32")), k.dims(s)))
+
+    x = normal(rng, 6)
+    np.testing.assert_array_equal(f(x, 3, [2, 3]), (x * 3).reshape(2, 3))
+
+
+def test_strided_arguments(rng):
+    @dvm.kernel
+    def f(k, x, y):
+        return k.store(k.add(k.load(x), k.load(y)))
+
+    big = normal(rng, 20, 30)
+    for x in (big.T, big[::2, 3:17:3], big[5:6], np.broadcast_to(big[0], (4, 30)), big[::-1, ::-2]):
+        np.testing.assert_array_equal(f(x, x), x + x)
+        out = np.zeros((*x.shape, 3), F32)[..., 1]
+        f.run(x, x, out)
+        np.testing.assert_array_equal(out, x + x)
+    fields = np.zeros(5, [("a", "u1"), ("b", "f4")])
+    fields["b"] = 3
+    np.testing.assert_array_equal(f(fields["b"], fields["b"]), np.full(5, 6, F32))
+
+
+def test_in_place(rng):
+    @dvm.kernel
+    def f(k, x):
+        return k.store(k.mul(k.load(x), 2))
+
+    x = normal(rng, 50)
+    want = x * 2
+    f.run(x, x)
+    np.testing.assert_array_equal(x, want)
+    with pytest.raises(dvm.OverlapError):
+        f.run(x[:-1], x[1:])
+
+
+# ------------------------------------------------------------------------------ declared loads
+
+
+def test_declared_loads(rng):
+    @dvm.kernel(ktype="split", dyn_shape=False)
+    def f(k):
+        x, y = k.load([2, 3], dvm.float32), k.load([3], dvm.float32)
+        k.store(k.add(x, y))
+        k.store(k.sum(x, [1]), dvm.float16)
+        k.set_kernel_info("fused_add_sum", "f")
+
+    x, y = normal(rng, 2, 3), normal(rng, 3)
+    out = f(x, y)
+    assert isinstance(out, tuple) and len(out) == 2
+    np.testing.assert_array_equal(out[0], x + y)
+    assert out[1].dtype == F16
+    a, b = np.empty((2, 3), F32), np.empty(2, F16)
+    assert f.run(x, y, a, b) is None
+    np.testing.assert_array_equal(a, x + y)
+    assert isinstance(f.kobj, dvm.Kernel)
+    with pytest.raises(TypeError):
+        f(x, y=y)
+
+
+def test_declared_dynamic(rng):
+    @dvm.kernel(ktype="spec", dyn_shape=True)
+    def f(k):
+        x, y = k.load([-1, -1, -1], dvm.float32), k.load([4, 4, 4], dvm.float32)
+        s = k.scalar(dvm.float32)
+        total = k.sum(k.mul(k.add(x, y), s), [2], True)
+        k.spec_next()
+        k.store(k.div(x, total))
+
+    for s, t in [((512, 1, 256), (512, 3, 256)), ((2, 2, 5), (1, 1, 1))]:
+        x, y = np.abs(normal(rng, *s)) + 1, np.abs(normal(rng, *t))
+        want = x / ((x + y) * F32(0.5)).sum(2, keepdims=True)
+        np.testing.assert_allclose(f(x, y, 0.5), want, rtol=1e-5)
+
+
+def test_sizes_as_scalars(rng):
+    @dvm.kernel(ktype="split", dyn_shape=True)
+    def f(k):
+        n, m = k.scalar(dvm.int64), k.scalar(dvm.int64)
+        x = k.load([-1], dvm.float32)
+        k.store(k.broadcast(k.reshape(x, [n, 1, m]), [n, 2, m]))
+        k.store(k.full(n, [m, n * m - 1], dvm.float32))
+        k.store(k.reshape(x, [x.dim(0) // 2, 2]))
+
+    x = normal(rng, 12)
+    for n, m in [(3, 4), (6, 2)]:
+        a, b, c = f(n, m, x)
+        np.testing.assert_array_equal(a, np.broadcast_to(x.reshape(n, 1, m), (n, 2, m)))
+        np.testing.assert_array_equal(b, np.full((m, n * m - 1), n, F32))
+        np.testing.assert_array_equal(c, x.reshape(6, 2))
+
+
+def test_views_take_the_strides_of_the_argument(rng):
+    @dvm.kernel(ktype="vector", dyn_shape=False)
+    def f(k):
+        k.store(k.add(k.view_load((4, 3), (1, 4), dvm.float32), 1))
+
+    x = normal(rng, 3, 4)
+    np.testing.assert_array_equal(f(x.T), x.T + 1)
+    np.testing.assert_array_equal(f(np.ascontiguousarray(x.T)), x.T + 1)
+
+
+def test_view_store(rng):
+    @dvm.kernel(ktype="split", dyn_shape=False)
+    def f(k):
+        x = k.load((3, 4), dvm.float32)
+        k.view_store(k.neg(x), (1, 3))
+        k.store(x)
+
+    x = normal(rng, 3, 4)
+    a, b = f(x)
+    np.testing.assert_array_equal(a, -x)
+    assert a.strides == (4, 12)
+    np.testing.assert_array_equal(b, x)
+    memory = np.zeros((3, 8), F32)
+    f.run(x, memory[:, ::2], b)
+    np.testing.assert_array_equal(memory[:, ::2], -x)
+    assert not memory[:, 1::2].any()
+
+
+def test_one_parameter_is_enough_to_tell(rng):
+    @dvm.kernel()
+    def f(k):
+        k.store(k.exp(k.load([3], dvm.float32)))
+
+    @dvm.kernel
+    def g(k):
+        k.store(k.exp(k.load([3], dvm.float32)))
+
+    x = normal(rng, 3)
+    np.testing.assert_array_equal(f(x), g(x))
+    with pytest.raises(dvm.ArgumentError, match="only parameter"):
+        dvm.kernel(ktype="split", dyn_shape=False)(lambda k, x: None)
+    with pytest.raises(dvm.KindError, match="kernel type error"):
+        dvm.kernel(ktype="splut", dyn_shape=False)(lambda k: None)
+
+
+def test_strict_rounds_after_every_operation():
+    x = arrays.to_bf16(np.array([1.0, 1.00390625, 3.0], F32) * F32(1.7))
+
+    def build(k):
+        a = k.load([3], dvm.bfloat16)
+        k.store(k.mul(k.mul(a, 1.1), 1.1))
+
+    loose = dvm.kernel(ktype="split", dyn_shape=False)(build)
+    strict = dvm.kernel(ktype="split", dyn_shape=False, strict=True)(build)
+    c = arrays.from_bf16(arrays.to_bf16(np.float32(1.1)))
+    step = arrays.from_bf16(arrays.to_bf16(arrays.from_bf16(x) * c))
+    want = arrays.to_bf16(step * c)
+    np.testing.assert_array_equal(strict(x), want)
+    once = arrays.to_bf16(arrays.from_bf16(x) * c * c)
+    np.testing.assert_array_equal(loose(x), once)
+
+
+# ------------------------------------------------------------------------------ torch
+
+torch = pytest.importorskip("torch")
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_tensors(dtype):
+    t = getattr(torch, dtype)
+
+    @dvm.kernel(ktype="split", dyn_shape=True)
+    def f(k):
+        x, y = k.load([-1, -1], dtype), k.load([-1], dtype)
+        k.store(k.mul(k.add(x, y), 2))
+
+    x, y = torch.randn(5, 6).to(t), torch.randn(6).to(t)
+    out = f(x, y)
+    assert isinstance(out, torch.Tensor) and out.dtype == t
+    torch.testing.assert_close(out, (x + y) * 2, rtol=1e-2, atol=1e-2)
+    into = torch.empty(6, 5, dtype=t).T
+    f.run(x, y, into)
+    assert torch.equal(into, out)
+
+
+def test_tensors_of_other_layouts():
+    @dvm.kernel
+    def f(k, x, y):
+        return k.store(k.add(k.load(x), k.load(y)))
+
+    x = torch.randn(6, 8)
+    for a in (x.t(), x[::2, 1:], x[2].expand(4, 8), x[0, 0], x[:0]):
+        assert torch.equal(f(a, a), a + a)
+    assert torch.equal(f(torch.nn.Parameter(x), x), x + x)
+    assert isinstance(f(x, x.numpy()), torch.Tensor)
+
+
+def test_every_dtype_of_tensors():
+    for name in ("bool", "int32", "int64", "float64", "uint8", "int8", "bfloat16"):
+        x = torch.tensor([0, 1, 1, 0]).to(getattr(torch, name))
+
+        @dvm.kernel(ktype="split", dyn_shape=False)
+        def f(k, name=name):
+            k.store(k.copy(k.load([4], name)))
+
+        assert torch.equal(f(x), x)
+
+
+def test_dlpack_only_and_attribute_only():
+    @dvm.kernel(ktype="split", dyn_shape=False)
+    def f(k):
+        k.store(k.add(k.load([2, 3], dvm.float32), 1))
+
+    class Capsule:
+        def __init__(self, t):
+            self.t = t
+
+        def __dlpack__(self, **kw):
+            return self.t.__dlpack__(**kw)
+
+    class Attributes:
+        def __init__(self, t):
+            self.t = t
+
+        def data_ptr(self):
+            return self.t.data_ptr()
+
+        def stride(self):
+            return self.t.stride()
+
+        @property
+        def shape(self):
+            return self.t.shape
+
+        @property
+        def dtype(self):
+            return self.t.dtype
+
+        @property
+        def device(self):
+            return self.t.device
+
+    t = torch.randn(3, 2).t()
+    for wrap in (Capsule, Attributes):
+        out = torch.empty(2, 3)
+        f.run(wrap(t), out)
+        assert torch.equal(out, t + 1)
+
+
+def test_other_devices_are_refused():
+    @dvm.kernel(ktype="split", dyn_shape=False)
+    def f(k):
+        k.store(k.load([2], dvm.float32))
+
+    with pytest.raises(Exception) as info:
+        f(torch.empty(2, device="meta"))
+    assert not isinstance(info.value, SystemError)

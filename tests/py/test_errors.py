@@ -1,0 +1,254 @@
+"""Errors: class, text and the user's line."""
+
+import dvm
+import numpy as np
+import pytest
+
+F32 = np.float32
+
+
+def test_classes():
+    for cls, base in [
+        (dvm.ArgumentError, ValueError),
+        (dvm.ArgumentError, TypeError),
+        (dvm.DTypeError, TypeError),
+        (dvm.ShapeError, ValueError),
+        (dvm.OutOfRangeError, IndexError),
+        (dvm.UnsupportedError, NotImplementedError),
+        (dvm.OutOfMemoryError, MemoryError),
+        (dvm.KindError, ValueError),
+        (dvm.LimitError, ValueError),
+        (dvm.ParseError, ValueError),
+        (dvm.StateError, RuntimeError),
+    ]:
+        assert issubclass(cls, base) and issubclass(cls, dvm.Error)
+        assert issubclass(cls, RuntimeError) and cls.status > 0
+
+
+def line():
+    import sys
+
+    return f"{__file__}:{sys._getframe(1).f_lineno}"
+
+
+def test_the_users_line_is_named():
+    k = dvm.Kernel("split")
+    x, y = k.load([2, 3], dvm.float32), k.load([4], dvm.float32)
+    with pytest.raises(dvm.ShapeError, match=r"\[2, 3\].*\[4\]") as info:
+        here = line(); k.add(x, y)  # fmt: skip # noqa: E702
+    assert here in str(info.value)
+    z = k.load([2, 3], dvm.int32)
+    with pytest.raises(dvm.DTypeError, match="one dtype, got f32 and i32") as info:
+        here = line(); _ = x * z  # fmt: skip # noqa: E702
+    assert here in str(info.value)
+    k.store(k.add(x, x))  # the kernel is still good
+    k.compile()
+
+
+def test_the_users_line_at_run_time():
+    @dvm.kernel
+    def f(k, x, y):
+        return k.store(k.add(k.load(x), k.load(y)))
+
+    with pytest.raises(dvm.ShapeError) as info:
+        f(np.zeros(3, F32), np.zeros(4, F32))
+    assert "test_errors.py:" in str(info.value) and "[3]" in str(info.value)
+
+
+def test_explicit_positions():
+    k = dvm.Kernel()
+    x = k.load([2], dvm.float32)
+    k.at("model.py:17")
+    with pytest.raises(dvm.ShapeError, match=r"model\.py:17"):
+        k.reshape(x, [3])
+    k.at(None)
+    with pytest.raises(dvm.ShapeError, match="test_errors"):
+        k.reshape(x, [3])
+
+
+@dvm.kernel(ktype="split", dyn_shape=False)
+def add(k):
+    k.store(k.add(k.load([4], dvm.float32), k.load([4], dvm.float32)))
+
+
+X = np.zeros(4, F32)
+
+
+def test_argument_counts():
+    with pytest.raises(dvm.ArgumentError, match="expected 2 arguments, given 1"):
+        add(X)
+    with pytest.raises(dvm.ArgumentError, match=r"3 arguments \(2 inputs, 1 outputs\), given 2"):
+        add.run(X, X)
+
+    @dvm.kernel
+    def f(k, x, y):
+        return k.store(k.add(k.load(x), k.load(y)))
+
+    with pytest.raises(dvm.ArgumentError, match="expected 2 arguments, given 3"):
+        f(X, X, X)
+    f(X, X)
+    with pytest.raises(dvm.ArgumentError, match="expected 2 arguments, given 1"):
+        f(X)
+
+
+def test_argument_dtypes():
+    with pytest.raises(dvm.DTypeError, match="argument 2, an input: expected f32, given f64"):
+        add(X, np.zeros(4))
+    with pytest.raises(dvm.DTypeError, match="argument 3, an output: expected f32, given i32"):
+        add.run(X, X, np.zeros(4, np.int32))
+    with pytest.raises(dvm.DTypeError, match="expected f32, given complex64"):
+        add(X, np.zeros(4, np.complex64))
+    with pytest.raises(dvm.DTypeError, match="expected f32, given >f4"):
+        add(X, np.zeros(4, ">f4"))
+    with pytest.raises(dvm.ArgumentError, match="expected an array or tensor of f32, given list"):
+        add(X, [1, 2, 3, 4])
+    with pytest.raises(dvm.ArgumentError, match="declared by scalar"):
+        add(X, 2.0)
+
+
+def test_argument_shapes():
+    with pytest.raises(dvm.ShapeError):
+        add(X, np.zeros(5, F32))
+    with pytest.raises(dvm.ShapeError):
+        add.run(X, X, np.zeros((4, 1), F32))
+    with pytest.raises(dvm.LimitError, match="11 dimensions"):
+        add(X, np.zeros((1,) * 11, F32))
+
+
+def test_read_only_outputs():
+    frozen = np.zeros(4, F32)
+    frozen.flags.writeable = False
+    add(frozen, frozen)
+    with pytest.raises(dvm.ArgumentError, match="argument 3, an output, is read-only"):
+        add.run(X, X, frozen)
+
+
+def test_scalars():
+    @dvm.kernel(ktype="split", dyn_shape=True)
+    def f(k):
+        k.store(k.add(k.load([-1], dvm.float32), k.scalar(dvm.float32)))
+
+    np.testing.assert_array_equal(f(X, np.float64(2)), X + 2)
+    np.testing.assert_array_equal(f(X, np.array(3)), X + 3)
+    with pytest.raises(dvm.ArgumentError, match="a scalar: expected a number"):
+        f(X, "two")
+
+
+def test_foreign_values():
+    a, b = dvm.Kernel(), dvm.Kernel()
+    x, y = a.load([2], dvm.float32), b.load([2], dvm.float32)
+    for fn in (lambda: a.add(x, y), lambda: a.sqrt(y), lambda: a.store(y), lambda: a.add(1, y)):
+        with pytest.raises(dvm.ForeignValueError):
+            fn()
+    s = a.scalar()
+    with pytest.raises(dvm.ForeignValueError):
+        b.add(y, s)
+
+
+def test_operands_that_are_none():
+    k = dvm.Kernel()
+    x = k.load([2], dvm.float32)
+    for fn in (
+        lambda: k.add(1, 2),
+        lambda: k.add(x, "a"),
+        lambda: k.sqrt(2.0),
+        lambda: k.add(x, np.zeros(2)),
+        lambda: k.load("ab", dvm.float32) and k.load(2.5, dvm.float32),
+        lambda: k.concat([]),
+    ):
+        with pytest.raises(dvm.ArgumentError):
+            fn()
+
+
+def test_unsupported_operations_say_what_to_use():
+    k = dvm.Kernel("mix")
+    x = k.load([2, 2], dvm.float16)
+    with pytest.raises(dvm.UnsupportedError, match=r"torch\.matmul"):
+        k.matmul(x, x, False, False)
+    with pytest.raises(dvm.UnsupportedError, match=r"torch\.matmul"):
+        _ = x @ x
+    with pytest.raises(dvm.UnsupportedError, match="each group"):
+        k.grouped_matmul(x, x, False, False, None, x, 0)
+    for name in ("allreduce", "allgather", "allgatherv2", "reducescatter", "multi_load"):
+        with pytest.raises(dvm.UnsupportedError, match=r"torch\.distributed"):
+            getattr(k, name)(x)
+    with pytest.raises(dvm.UnsupportedError):
+        dvm.PyKernel.init_comm(0, 2)
+
+
+def test_missing_inputs():
+    k = dvm.PyKernel("split:dyn")
+    k.store(k.add(k.load([-1]), k.scalar()))
+    with pytest.raises(dvm.StateError, match="no value yet"):
+        k.run()
+    k = dvm.PyKernel("split:dyn")
+    shape = k.int_array()
+    out = k.store(k.reshape(k.load([-1]), shape))
+    with pytest.raises(dvm.StateError):
+        k.run()
+    with pytest.raises(dvm.ArgumentError):
+        k.input(out, X)
+    with pytest.raises(dvm.DTypeError, match="expected float32, given int32"):
+        k.input(k.load([-1]), np.zeros(2, np.int32))
+
+
+def test_builder_returns_stores():
+    with pytest.raises(dvm.ArgumentError, match="what store"):
+
+        @dvm.kernel
+        def f(k, x):
+            return k.load(x)
+
+    with pytest.raises(dvm.ArgumentError, match="placeholder"):
+
+        @dvm.kernel
+        def g(k, x):
+            return k.store(k.load([2, 3]))
+
+
+def test_values_after_close():
+    import _dvm
+
+    g = _dvm.Graph()
+    x = g.load(_dvm.T_f32, (2,))
+    assert x.shape == (2,) and x.dtype == _dvm.T_f32
+    g.close()
+    with pytest.raises(dvm.StateError, match="closed"):
+        _ = x.shape
+    with pytest.raises(dvm.StateError, match="closed"):
+        g.op(_dvm.OP_neg, x)
+    h = _dvm.Graph()
+    with pytest.raises(dvm.ForeignValueError):
+        h.op(_dvm.OP_neg, x)
+
+
+def test_a_value_keeps_its_graph():
+    import _dvm
+
+    def value():
+        g = _dvm.Graph()
+        return g.load(_dvm.T_f32, (2,))
+
+    assert value().shape == (2,)
+
+
+def test_parse():
+    import _dvm
+
+    k = dvm.Kernel("split")
+    k.store(k.exp(k.load([2, 3], dvm.float32)))
+    g = _dvm.parse(k.graph_text(), "again")
+    assert g.text() == k.graph_text()
+    x = np.ones((2, 3), F32)
+    np.testing.assert_allclose(g.compile().call(x), np.exp(x), rtol=1e-6)
+    with pytest.raises(dvm.ParseError, match="bad:1:"):
+        _dvm.parse("kernel @", "bad")
+
+
+def test_no_truth_and_no_array():
+    k = dvm.Kernel()
+    x = k.load([2], dvm.float32)
+    with pytest.raises(TypeError):
+        bool(x)
+    with pytest.raises(TypeError):
+        np.asarray(x)
