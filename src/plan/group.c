@@ -61,7 +61,7 @@ static void count_uses(struct planner *p) {
 /* ---- kernels ------------------------------------------------------------------------------------------ */
 
 static bool cut_axis(struct group *g, int a, int64_t at) {
-    if (g->naxes >= DVM_MAX_AXES || a >= g->naxes) return false;
+    if (g->naxes >= DVM_MAX_AXES || a >= g->naxes || g->ax[a].size % at) return false;
     memmove(&g->ax[a + 1], &g->ax[a], sizeof g->ax[0] * (size_t)(g->naxes - a));
     g->ax[a].size /= at;
     g->ax[a].mult *= at;
@@ -85,7 +85,7 @@ static struct group *new_group(struct planner *p, int32_t shape, uint32_t user) 
     for (int d = 0; d < s->rank; d++)
         if (s->d[d] != 1) g->ax[g->naxes++] = (struct axis){.size = s->d[d], .dim = d, .mult = 1};
     for (uint32_t i = 0; i < p->cut.n; i++)
-        if (p->cut.p[i].first == user && !cut_axis(g, p->cut.p[i].axis, p->cut.p[i].at)) break;
+        if (p->cut.p[i].first == user && p->cut.p[i].shape == shape && !cut_axis(g, p->cut.p[i].axis, p->cut.p[i].at)) break;
     return g;
 }
 
@@ -363,7 +363,7 @@ static dvm_status learn(struct planner *p, uint32_t user) {
     case STOP_SPLIT: {
         struct cut *c = PUSH(p, p->cut);
         if (!c) return DVM_ERR_NOMEM;
-        *c = (struct cut){p->group.p[p->split_group]->first, p->split_axis, p->split_at};
+        *c = (struct cut){p->group.p[p->split_group]->first, p->group.p[p->split_group]->shape, p->split_axis, p->split_at};
         return DVM_OK;
     }
     default: return p->st != DVM_OK ? p->st : DVM_ERR_NOMEM;

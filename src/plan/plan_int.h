@@ -108,9 +108,10 @@ struct outer {
     uint8_t pass;
 };
 
-/* Axis `axis` of the kernel named `first` is cut into size / at outer and `at` inner steps. */
+/* Axis `axis` of the kernel named `first`, with this space, is cut into size / at outer and `at` inner steps. */
 struct cut {
     uint32_t first;
+    int32_t shape;
     int32_t axis;
     int64_t at;
 };
