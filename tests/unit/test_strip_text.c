@@ -1,4 +1,4 @@
-/* Strips as text: print, read, print again; and what a reader says about bad text. */
+/* Strips as text and as bytes: print, read, print again; what the readers say about damage. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "code/bc_table.h"
+#include "code/strip_bytes.h"
 #include "code/strip_text.h"
 
 static const struct dvm_mem mem = {dvm_mem_system, NULL};
@@ -136,12 +137,59 @@ static void damaged_text(void **state) {
     }
 }
 
+/* ---- bytes */
+
+static unsigned char *encoded(size_t *n) {
+    struct dvm_strip *s;
+    assert_int_equal(dvm_strip_read(&mem, "sample", sample, strlen(sample), &s), DVM_OK);
+    *n = dvm_strip_bytes(s);
+    unsigned char *bytes = test_malloc(*n);
+    dvm_strip_encode(s, bytes);
+    dvm_strip_free(&mem, &s);
+    return bytes;
+}
+
+static void bytes_come_back(void **state) {
+    (void)state;
+    size_t n;
+    unsigned char *bytes = encoded(&n), *again = test_malloc(n);
+    struct dvm_strip *s;
+    assert_int_equal(dvm_strip_decode(&mem, bytes, n, &s), DVM_OK);
+    char *text = print(s);
+    assert_string_equal(text, sample);
+    dvm_strip_encode(s, again);
+    assert_memory_equal(bytes, again, n);
+    dvm_string_free(&text);
+    dvm_strip_free(&mem, &s);
+    test_free(bytes);
+    test_free(again);
+}
+
+static void damaged_bytes(void **state) {
+    (void)state;
+    size_t n;
+    unsigned char *bytes = encoded(&n);
+    struct dvm_strip *s;
+    for (size_t k = 0; k < n; k++) { /* every length, every bit */
+        assert_int_equal(dvm_strip_decode(&mem, bytes, k, &s), DVM_ERR_FORMAT);
+        for (int bit = 0; bit < 8; bit++) {
+            bytes[k] ^= (unsigned char)(1 << bit);
+            assert_int_equal(dvm_strip_decode(&mem, bytes, n, &s), DVM_ERR_FORMAT);
+            assert_null(s);
+            bytes[k] ^= (unsigned char)(1 << bit);
+        }
+    }
+    bytes[4]++;
+    assert_int_equal(dvm_strip_decode(&mem, bytes, n, &s), DVM_ERR_FORMAT);
+    assert_non_null(strstr(dvm_error_text(), "format 2"));
+    test_free(bytes);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(sample_comes_back),
-        cmocka_unit_test(every_row_comes_back),
-        cmocka_unit_test(errors_say_where),
-        cmocka_unit_test(damaged_text),
+        cmocka_unit_test(sample_comes_back), cmocka_unit_test(every_row_comes_back),
+        cmocka_unit_test(errors_say_where),  cmocka_unit_test(damaged_text),
+        cmocka_unit_test(bytes_come_back),   cmocka_unit_test(damaged_bytes),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
