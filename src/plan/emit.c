@@ -413,18 +413,26 @@ static int outer_value(struct planner *p, struct sb *b, uint32_t n, const struct
     return load_rowvec(p, b, id, vt);
 }
 
+static bool is_half(int t) { return t == DVM_F16 || t == DVM_BF16; }
+
+/* Strict mode: a 16-bit result is rounded where it is made. */
+static int round_strict(struct planner *p, struct sb *b, const struct pnode *x, int value) {
+    if (value < 0 || !p->in->strict || !is_half(x->dtype)) return value;
+    return put(p, b, DVM_BC_RND, DVM_VT_F32, value, x->dtype, 0);
+}
+
 static int emit_red(struct planner *p, struct sb *b, uint32_t n, const struct view *v) {
     struct pnode *x = &p->node.p[n];
-    if (x->group != b->g->index) return emit_memory(p, b, n, v);
+    if (x->group != b->g->index) return round_strict(p, b, x, emit_memory(p, b, n, v));
     struct outer *o = find_outer(b->g, n, NULL);
     bool ready = o && (b->vec ? o->pass <= b->pass : o->pass < b->pass);
     if (!ready || !aligned(b->g, v, shape_of(p, n))) return stop_at(p, STOP_GROUP, n);
-    return load_rowvec(p, b, o->vec, dvm_vt_of(x->dtype));
+    return round_strict(p, b, x, load_rowvec(p, b, o->vec, dvm_vt_of(x->dtype)));
 }
 
 /* ---- elementwise ---------------------------------------------------------------------------------------- */
 
-static bool is_small(int t) { return t == DVM_F16 || t == DVM_BF16 || t == DVM_U8 || t == DVM_I8; }
+static bool is_small(int t) { return is_half(t) || t == DVM_U8 || t == DVM_I8; }
 
 static int emit_cast(struct planner *p, struct sb *b, int x, int from, int to) {
     int vf = dvm_vt_of(from), vt = dvm_vt_of(to);
@@ -499,7 +507,7 @@ static int emit_ew(struct planner *p, struct sb *b, uint32_t n, const struct vie
     if (x.op == DVM_OP_COPY) return val[0];
     if (x.op == DVM_OP_CAST) return emit_cast(p, b, val[0], p->node.p[x.in[0]].dtype, x.dtype);
     int r = put(p, b, x.op, dvm_vt_of(x.dtype), val[0], val[1], val[2]);
-    bool small = x.dtype == DVM_F16 || x.dtype == DVM_BF16 ? p->in->strict && !exact(x.op) : is_small(x.dtype) && !exact(x.op);
+    bool small = is_half(x.dtype) ? p->in->strict && !exact(x.op) : is_small(x.dtype) && !exact(x.op);
     return r >= 0 && small ? put(p, b, DVM_BC_RND, dvm_vt_of(x.dtype), r, x.dtype, 0) : r;
 }
 
@@ -513,10 +521,10 @@ static bool again_elsewhere(struct planner *p, const struct sb *b, uint32_t n) {
 
 static int emit_scan(struct planner *p, struct sb *b, uint32_t n, const struct view *v) {
     struct pnode *x = &p->node.p[n];
-    if (x->group != b->g->index) return x->group == NO_GROUP ? stop_at(p, STOP_MAT, n) : emit_memory(p, b, n, v);
+    if (x->group != b->g->index) return x->group == NO_GROUP ? stop_at(p, STOP_MAT, n) : round_strict(p, b, x, emit_memory(p, b, n, v));
     if (v || !b->g->scan || b->g->shape != x->shape) return stop_at(p, STOP_GROUP, n);
     int vt = dvm_vt_of(x->dtype), in = emit(p, b, x->in[0], NULL);
-    return in < 0 ? -1 : put(p, b, DVM_BC_SCAN, vt, in, 0, 0);
+    return in < 0 ? -1 : round_strict(p, b, x, put(p, b, DVM_BC_SCAN, vt, in, 0, 0));
 }
 
 static int emit_new(struct planner *p, struct sb *b, uint32_t n, const struct view *v) {

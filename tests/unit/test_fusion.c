@@ -1,6 +1,6 @@
 /* Fusion never changes a bit: random graphs run as one program on the CPU device and node by node, each operation a
- * kernel of its own, on the scalar reference. All values are f32, i32, i64 or bool, so every intermediate is exact in
- * memory and both ways must agree bit for bit (NaN is NaN). DVM_SEED and DVM_CASES in the environment choose others. */
+ * kernel of its own, on the scalar reference. Values of f32, i32, i64 and bool are exact in memory, and f16 and bf16
+ * are in strict graphs, so both ways must agree bit for bit (NaN is NaN). DVM_SEED and DVM_CASES in the environment choose others. */
 // clang-format off
 #include <setjmp.h>
 #include <stdarg.h>
@@ -35,6 +35,7 @@ struct program {
     dvm_graph *g;
     struct value val[MAX_VAL];
     int n, nin;
+    uint32_t flags;
     dvm_arg in[MAX_IN];
 };
 
@@ -51,22 +52,34 @@ static int64_t numel(const struct value *x) {
 
 static size_t bytes(const struct value *x) { return (size_t)numel(x) * dvm_dtype_size(x->t); }
 
+static float random_float(void) {
+    static const float odd[] = {0.0f, -0.0f, INFINITY, -INFINITY, NAN, 1e-40f, 3e38f, 1.0f};
+    return rnd(40) == 0 ? odd[rnd(8)] : (float)((int)rnd(4001) - 2000) / 500.0f;
+}
+
+/* Any bits are a 16-bit float; small exponents are drawn more often. */
+static uint16_t random_half(dvm_dtype t) {
+    uint32_t sign = rnd(2) << 15;
+    if (rnd(20) == 0) return (uint16_t)(sign | rnd(0x8000));
+    return (uint16_t)(sign | (t == DVM_F16 ? (13 + rnd(5)) << 10 | rnd(1024) : (125 + rnd(5)) << 7 | rnd(128)));
+}
+
 static void fill(struct value *x) {
     int64_t n = numel(x);
     x->data = malloc(bytes(x) + 1);
     for (int64_t i = 0; i < n; i++) {
-        if (x->t == DVM_F32) {
-            static const float odd[] = {0.0f, -0.0f, INFINITY, -INFINITY, NAN, 1e-40f, 3e38f, 1.0f};
-            ((float *)x->data)[i] = rnd(40) == 0 ? odd[rnd(8)] : (float)((int)rnd(4001) - 2000) / 500.0f;
-        } else if (x->t == DVM_I32) {
-            ((int32_t *)x->data)[i] = (int32_t)rnd(21) - 10;
-        } else if (x->t == DVM_I64) {
-            ((int64_t *)x->data)[i] = (int64_t)rnd(21) - 10;
-        } else {
-            ((uint8_t *)x->data)[i] = (uint8_t)rnd(2);
+        switch (x->t) {
+        case DVM_F32: ((float *)x->data)[i] = random_float(); break;
+        case DVM_F16:
+        case DVM_BF16: ((uint16_t *)x->data)[i] = random_half(x->t); break;
+        case DVM_I32: ((int32_t *)x->data)[i] = (int32_t)rnd(21) - 10; break;
+        case DVM_I64: ((int64_t *)x->data)[i] = (int64_t)rnd(21) - 10; break;
+        default: ((uint8_t *)x->data)[i] = (uint8_t)rnd(2); break;
         }
     }
 }
+
+static bool is_float(dvm_dtype t) { return t == DVM_F32 || t == DVM_F16 || t == DVM_BF16; }
 
 /* One operation on values a, b, c: the same call builds the whole program and the single kernels. */
 struct step {
@@ -99,7 +112,7 @@ static void run_single(struct program *p, const struct step *s, struct value *re
     dvm_kernel *k;
     dvm_val in[3], v;
     dvm_arg arg[3] = {0}, out = {0};
-    OK(dvm_graph_create(p->ref, DVM_SPLIT, 0, &g));
+    OK(dvm_graph_create(p->ref, DVM_SPLIT, p->flags, &g));
     for (int i = 0; i < s->nin; i++) {
         const struct value *x = &p->val[s->a[i]];
         OK(dvm_graph_load(g, x->t, x->rank, x->d, NULL, &in[i]));
@@ -153,17 +166,17 @@ static bool random_ew(struct program *p, struct step *s) {
         s->op = un[rnd(sizeof un)];
         s->nin = 1;
         if (t == DVM_BOOL) s->op = DVM_OP_NOT;
-        else if (t != DVM_F32 && s->op > DVM_OP_RELU) s->op = DVM_OP_NEG;
+        else if (!is_float((dvm_dtype)t) && s->op > DVM_OP_RELU) s->op = DVM_OP_NEG;
         return true;
     }
     s->op = bi[rnd(sizeof bi)];
     s->nin = 2;
     if (t == DVM_BOOL && s->op == DVM_OP_REM) s->op = DVM_OP_ADD;
-    if (t != DVM_F32 && s->op == DVM_OP_DIV) s->op = DVM_OP_MUL;
+    if (!is_float((dvm_dtype)t) && s->op == DVM_OP_DIV) s->op = DVM_OP_MUL;
     if (t == DVM_BOOL && rnd(2)) { /* select */
-        int f = pick_mate(p, a, DVM_F32);
+        int f = pick_mate(p, a, p->flags ? DVM_BF16 : DVM_F32);
         if (f < 0) return false;
-        int g2 = pick_mate(p, f, DVM_F32);
+        int g2 = pick_mate(p, f, p->flags ? DVM_BF16 : DVM_F32);
         if (g2 < 0 || !broadcasts(&p->val[a], &p->val[g2])) return false;
         s->op = DVM_OP_SELECT;
         s->nin = 3;
@@ -183,7 +196,7 @@ static bool random_red(struct program *p, struct step *s) {
     s->nin = 1;
     s->a[0] = a;
     s->op = x->t == DVM_BOOL ? (rnd(2) ? DVM_OP_ANY : DVM_OP_ALL) : red[rnd(sizeof red)];
-    s->t = x->t == DVM_F32 ? DVM_F32 : DVM_I64;
+    s->t = is_float(x->t) ? x->t : DVM_I64;
     s->keep = (int)rnd(2);
     for (int i = 0; i < x->rank; i++)
         if (rnd(2)) s->q[s->n++] = i;
@@ -294,9 +307,9 @@ static bool random_other(struct program *p, struct step *s) {
         s->q[0] = (int)rnd((uint32_t)x->rank);
         return true;
     default: {
-        static const uint8_t t[] = {DVM_F32, DVM_I32, DVM_I64, DVM_BOOL};
+        static const uint8_t t[] = {DVM_F32, DVM_I32, DVM_I64, DVM_BOOL, DVM_F16, DVM_BF16};
         s->kind = S_CAST;
-        s->t = (dvm_dtype)t[rnd(4)];
+        s->t = (dvm_dtype)t[rnd(p->flags ? 6 : 4)];
         return true;
     }
     }
@@ -309,9 +322,9 @@ static bool random_step(struct program *p, struct step *s) {
 }
 
 static void add_input(struct program *p, const int64_t *dims, int rank) {
-    static const uint8_t types[] = {DVM_F32, DVM_F32, DVM_F32, DVM_I32, DVM_I64, DVM_BOOL};
+    static const uint8_t types[] = {DVM_F32, DVM_F32, DVM_F32, DVM_I32, DVM_I64, DVM_BOOL, DVM_F16, DVM_BF16, DVM_BF16};
     struct value *x = &p->val[p->n++];
-    x->t = (dvm_dtype)types[rnd(6)];
+    x->t = (dvm_dtype)types[rnd(p->flags ? 9 : 6)];
     x->rank = 0;
     int drop = (int)rnd(3) == 0 ? (int)rnd((uint32_t)rank + 1) : 0;
     for (int i = drop; i < rank; i++) x->d[x->rank++] = rnd(5) == 0 ? 1 : dims[i];
@@ -321,6 +334,13 @@ static void add_input(struct program *p, const int64_t *dims, int rank) {
 }
 
 static bool same_bits(const struct value *x, const void *got) {
+    if (x->t == DVM_F16 || x->t == DVM_BF16) {
+        const uint16_t *a = x->data, *b = got;
+        uint16_t inf = x->t == DVM_F16 ? 0x7c00 : 0x7f80;
+        for (int64_t i = 0; i < numel(x); i++)
+            if (a[i] != b[i] && !((a[i] & 0x7fff) > inf && (b[i] & 0x7fff) > inf)) return false;
+        return true;
+    }
     if (x->t != DVM_F32) return !memcmp(x->data, got, bytes(x));
     const float *a = x->data, *b = got;
     for (int64_t i = 0; i < numel(x); i++)
@@ -364,7 +384,8 @@ static void one_case(uint64_t seed) {
     dvm_options fused = {.device = getenv("DVM_DEVICE")};
     OK(dvm_ctx_create(&fused, &p.cpu));
     OK(dvm_ctx_create(&o, &p.ref));
-    OK(dvm_graph_create(p.cpu, DVM_SPLIT, 0, &p.g));
+    p.flags = rnd(2) ? DVM_STRICT : 0;
+    OK(dvm_graph_create(p.cpu, DVM_SPLIT, p.flags, &p.g));
     int rank = 1 + (int)rnd(4), steps = 1 + (int)rnd(rnd(4) ? 12 : 40), outs[MAX_OUT], nout = 0;
     int64_t dims[4];
     for (int i = 0; i < rank; i++) dims[i] = rnd(30) == 0 ? 0 : 1 + (int64_t)rnd(rank == 1 ? 3000 : rank == 2 ? 90 : 12);
