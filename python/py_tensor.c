@@ -138,8 +138,13 @@ static bool empty_dims(const dvm_arg *a) {
     return false;
 }
 
-static bool check_data(const dvm_arg *a, int which) {
-    if (a->data || empty_dims(a)) return true;
+/* Last step of every door. Strides of a tensor without elements say nothing. */
+static bool finish(dvm_arg *a, int which) {
+    if (empty_dims(a)) {
+        a->strides = NULL;
+        return true;
+    }
+    if (a->data) return true;
     pydvm_fail(DVM_ERR_ARG, "argument %d has no memory behind it (a fake or meta tensor?)", which);
     return false;
 }
@@ -220,7 +225,7 @@ static bool from_buffer(PyObject *o, const struct slot *want, bool output, int w
                         .rank = b->ndim,
                         .dtype = want->dtype};
     if (want->dtype >= DVM_NDTYPE) t->arg->dtype = dtype_of_format(b->format, b->itemsize);
-    return true;
+    return finish(t->arg, which);
 }
 
 /* ---- DLPack ---- */
@@ -271,7 +276,7 @@ static bool from_dltensor(PyObject *o, const DLTensor *d, const struct slot *wan
         t->dims[i] = d->shape[i];
         if (d->strides) t->strides[i] = d->strides[i];
     }
-    return check_data(t->arg, which);
+    return finish(t->arg, which);
 }
 
 static bool from_capsule(PyObject *o, const struct slot *want, bool output, int which,
@@ -329,7 +334,7 @@ static bool from_attributes(PyObject *o, const struct slot *want, bool output, i
         return false;
     *t->arg = (dvm_arg){
         .data = data, .dims = t->dims, .strides = t->strides, .rank = rank, .dtype = given};
-    return check_data(t->arg, which);
+    return finish(t->arg, which);
 }
 
 /* ---- the door ---- */
