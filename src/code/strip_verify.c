@@ -184,13 +184,28 @@ static dvm_status check_ins(struct check *c) {
     }
 }
 
-static dvm_status check_opnd(const struct dvm_opnd *o, int k) {
+/* Elements that are written are distinct: outputs move with the column, results of a fold with the
+ * row or the column, as the mode says. An iota has no memory to be contiguous in. */
+static bool kind_fits(const struct dvm_strip *s, const struct dvm_opnd *o) {
+    bool moves = o->kind == DVM_OPND_CONTIG || o->kind == DVM_OPND_STRIDED;
+    switch (o->role) {
+    case DVM_ROLE_STORE: return moves;
+    case DVM_ROLE_FOLD: return s->mode == DVM_MODE_COL ? moves : o->kind == DVM_OPND_ROW;
+    case DVM_ROLE_IOTA: return o->kind != DVM_OPND_CONTIG;
+    default: return true;
+    }
+}
+
+static dvm_status check_opnd(const struct dvm_strip *s, int k) {
+    const struct dvm_opnd *o = &s->opnd[k];
     if (o->dtype >= DVM_NDTYPE || o->kind > DVM_OPND_STRIDED || o->role > DVM_ROLE_IOTA || o->pad)
         DVM_FAIL(FORMAT, "strip operand o%d: dtype %u, kind %u, role %u, filler %u", k, o->dtype,
                  o->kind, o->role, o->pad);
     if (o->role == DVM_ROLE_IOTA && o->dtype != DVM_I32 && o->dtype != DVM_I64)
         DVM_FAIL(FORMAT, "strip operand o%d: an iota of %s", k,
                  dvm_dtype_name((dvm_dtype)o->dtype));
+    if (!kind_fits(s, o))
+        DVM_FAIL(FORMAT, "strip operand o%d: kind %u does not fit role %u", k, o->kind, o->role);
     return DVM_OK;
 }
 
@@ -200,7 +215,7 @@ dvm_status dvm_strip_verify(const struct dvm_strip *s) {
     if (s->nins > DVM_STRIP_MAX_INS || s->nopnd > DVM_STRIP_MAX_OPND)
         DVM_FAIL(LIMIT, "strip of %u instructions and %u operands; at most %d and %d", s->nins,
                  s->nopnd, DVM_STRIP_MAX_INS, DVM_STRIP_MAX_OPND);
-    for (int k = 0; k < s->nopnd; k++) DVM_TRY(check_opnd(&s->opnd[k], k));
+    for (int k = 0; k < s->nopnd; k++) DVM_TRY(check_opnd(s, k));
     struct check c = {.s = s};
     for (; c.at < s->nins; c.at++) DVM_TRY(check_ins(&c));
     return DVM_OK;

@@ -189,7 +189,6 @@ static void fold_strides(struct ck_rng *r, struct dvm_opnd_arg *a, int mode, int
 static void iota(struct ck_rng *r, struct dvm_opnd_arg *a, int kind) {
     a->ptr = (char *)(uintptr_t)(ck_below(r, 2) ? (uint64_t)ck_below(r, 100) : ck_next(r));
     if (kind != DVM_OPND_UNIF) a->rs = ck_below(r, 2001) - 1000;
-    if (kind == DVM_OPND_CONTIG) a->cs = 1;
     if (kind == DVM_OPND_STRIDED) a->cs = ck_below(r, 7) - 3;
 }
 

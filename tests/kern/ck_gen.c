@@ -192,8 +192,10 @@ static void gen_rnd(const struct ck_func *f, int variant, struct ck_rng *r, stru
 }
 
 static void gen_iota(const struct ck_func *f, int variant, struct ck_rng *r, struct ck_strip *c) {
+    static const uint8_t kinds[] = {DVM_OPND_STRIDED, DVM_OPND_ROW, DVM_OPND_UNIF,
+                                    DVM_OPND_STRIDED};
     ck_begin(c, DVM_MODE_MAP);
-    int o = ck_opnd(c, f->a, variant % 4, DVM_ROLE_IOTA), vt = dvm_vt_of(f->a);
+    int o = ck_opnd(c, f->a, kinds[variant % 4], DVM_ROLE_IOTA), vt = dvm_vt_of(f->a);
     int x = ck_ins(c, DVM_BC_LOAD, vt, o, 0, 0);
     if (ck_flip(r)) x = ck_ins(c, DVM_OP_ADD, vt, x, source(c, r, vt, SRC_CONTIG, false), 0);
     store(c, r, x);

@@ -80,6 +80,11 @@ static void heads(void **state) {
     REFUSED("role 5", opnd[1].role = 5);
     REFUSED("filler 1", opnd[1].pad = 1);
     REFUSED("iota of f16", opnd[1].dtype = DVM_F16);
+    REFUSED("o1: kind 2 does not fit", opnd[1].kind = DVM_OPND_CONTIG);
+    REFUSED("o3: kind 2 does not fit", opnd[3].kind = DVM_OPND_CONTIG);
+    REFUSED("o3: kind 0 does not fit", opnd[3].kind = DVM_OPND_UNIF);
+    REFUSED("o6: kind 1 does not fit", opnd[6].kind = DVM_OPND_ROW);
+    REFUSED("o3: kind 1 does not fit", s.mode = DVM_MODE_COL);
 }
 
 static void indices(void **state) {
@@ -138,12 +143,13 @@ static void roles(void **state) {
     REFUSED("operand o4 is i64, not f32", ins[8].c = 4);
     REFUSED("goes to operand o7 of 7", ins[9].c = 6);
     REFUSED("operand o5 is f32, not i64", ins[9].c = 5);
-    REFUSED("role store, not fold", opnd[5].role = DVM_ROLE_STORE);
+    REFUSED("role load, not fold", opnd[5].role = DVM_ROLE_LOAD);
     REFUSED("written twice", ins[13] = ins[12]);
     REFUSED("written twice", ins[8].c = 5); /* also the value of the argmax */
     REFUSED("map strip", s.mode = DVM_MODE_MAP);
     REFUSED("whole rows", s.flags = 0);
-    REFUSED("whole rows", s.mode = DVM_MODE_COL);
+    REFUSED("whole rows", s.mode = DVM_MODE_COL;
+            opnd[3].kind = opnd[4].kind = opnd[5].kind = DVM_OPND_STRIDED);
 }
 
 /* Random damage never passes and then breaks: what passes has all indices in range. */
