@@ -1,0 +1,70 @@
+"""python -m dvm doctor, and the check that package and extension belong together."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+from dvm import doctor
+
+
+def python(*args, **env):
+    return subprocess.run(
+        [sys.executable, *args],
+        capture_output=True,
+        text=True,
+        env={**os.environ, **env},
+        check=False,
+    )
+
+
+def test_doctor():
+    done = python("-m", "dvm", "doctor", "--json", DVM_ODD="1")
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = json.loads(done.stdout)
+    assert rows["ok"]
+    sections = {r["section"] for r in rows["rows"]}
+    assert {"versions", "origin", "device", "self-test", "cache", "openmp", "torch"} <= sections
+    named = {(r["section"], r["name"]): r for r in rows["rows"]}
+    assert named["self-test", "same bits at every run"]["value"] is True
+    assert named["environment", "DVM_ODD"]["state"] == "note"
+
+
+def test_doctor_for_people(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("DVM_CACHE_DIR", str(tmp_path))
+    assert doctor.main([]) == 0
+    out = capsys.readouterr().out
+    assert "everything works" in out and "self-test" in out
+    monkeypatch.setitem(sys.modules, "rich", None)
+    monkeypatch.setitem(sys.modules, "rich.console", None)
+    assert doctor.main([]) == 0
+    assert "self-test\n   softmax" in capsys.readouterr().out
+
+
+def test_commands():
+    assert python("-m", "dvm", "version").stdout.strip()
+    assert python("-m", "dvm").returncode == 0
+    assert python("-m", "dvm", "nurse").returncode == 2
+    assert python("-m", "dvm", "doctor", "--xml").returncode == 2
+
+
+@pytest.mark.parametrize("body", ["", "PROJECT = 'libdvm'\nABI = -1\n"])
+def test_a_foreign_extension_is_told(tmp_path, body):
+    (tmp_path / "_dvm.py").write_text(body)
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    done = python("-c", "import dvm", PYTHONPATH=path)
+    assert done.returncode != 0
+    assert "do not belong together" in done.stderr and "Another project" in done.stderr
+
+
+def test_a_missing_extension_is_told(tmp_path):
+    (tmp_path / "_dvm.py").write_text("raise ImportError('cut off')")
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    done = python("-c", "import dvm", PYTHONPATH=path)
+    assert "needs its extension module _dvm" in done.stderr and "cut off" in done.stderr
+
+
+def test_importing_is_light():
+    code = "import dvm, sys; print('torch' in sys.modules, 'numpy' in sys.modules)"
+    assert python("-c", code).stdout.split() == ["False", "False"]
