@@ -46,7 +46,7 @@ static int distance(const char *a, const char *b) {
 
 const char *nearest_word(const char *word, const char *const *list, int n) {
     const char *best = NULL;
-    int limit = strlen(word) < 4 ? 1 : 2;
+    int limit = strlen(word) < 2 ? 0 : strlen(word) < 4 ? 1 : 2;
     for (int i = 0; i < n; i++) {
         int d = distance(word, list[i]);
         bool begins = strlen(word) > 1 && !strncmp(word, list[i], strlen(word));

@@ -6,6 +6,7 @@
 
 #include <dvm/dvm.h>
 #include <oracle.h>
+#include <oracle_memory.h>
 
 /* Exit codes. */
 enum { EXIT_OK = 0, EXIT_CHECK = 1, EXIT_INPUT = 2 };
@@ -29,12 +30,6 @@ const char *nearest_word(const char *word, const char *const *list, int n);
 void print_option(FILE *f, const char *name);
 
 /* session.c */
-struct buffer {
-    char *block; /* with a guard before and behind */
-    size_t bytes;
-    char *data; /* element [0, 0, ...] */
-    int64_t lo; /* lowest offset in elements, <= 0 */
-};
 struct session {
     const struct options *opt;
     char *text;
@@ -45,7 +40,7 @@ struct session {
     oracle *oracle;
     int nin, nout;
     dvm_arg *in, *out;
-    struct buffer *in_buf, *out_buf;
+    struct oracle_memory *in_mem, *out_mem;
     uint64_t in_hash;
 };
 /* Each complains on stderr and returns false. open: text, context, graph. bind: sizes and arguments, filled, and the
@@ -61,16 +56,10 @@ bool complain(const char *fmt, ...);
 bool complain_dvm(const char *what);
 
 /* values.c */
-double get_element(dvm_dtype t, const void *p);
-void put_element(dvm_dtype t, void *p, double v);
 void print_number(FILE *f, dvm_dtype t, double v);
 void print_values(FILE *f, const dvm_arg *a);
 void print_type(FILE *f, dvm_dtype t, int rank, const int64_t *dims);
 int64_t element_count(const dvm_arg *a);
-/* Calls visit for each element in row-major order with its offset in elements. */
-void each_element(int rank, const int64_t *dims, const int64_t *strides,
-                  void (*visit)(void *arg, int64_t k, int64_t offset), void *arg);
-
 double now_seconds(void);
 
 /* The commands. */

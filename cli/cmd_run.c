@@ -14,7 +14,7 @@ struct summary {
 static void add_element(void *arg, int64_t k, int64_t offset) {
     struct summary *s = arg;
     (void)k;
-    double v = get_element(s->t, s->data + offset * (int64_t)dvm_dtype_size(s->t));
+    double v = oracle_get(s->t, s->data + offset * (int64_t)dvm_dtype_size(s->t));
     if (isnan(v)) {
         s->nan++;
         return;
@@ -35,7 +35,7 @@ static void print_output(const struct session *s, int i, bool values) {
         print_values(stdout, a);
         return;
     }
-    each_element(a->rank, a->dims, a->strides, add_element, &sum);
+    oracle_each(a->rank, a->dims, a->strides, add_element, &sum);
     if (sum.n) printf("  min %.6g  max %.6g  mean %.6g", sum.min, sum.max, sum.sum / (double)sum.n);
     if (sum.nan) printf("  nan %lld", (long long)sum.nan);
     printf("\n");

@@ -17,13 +17,8 @@ int cmd_text(const struct options *o) {
     return code;
 }
 
-/* Not in every state of the library yet. */
-__attribute__((weak)) dvm_status dvm_kernel_text(const dvm_kernel *k, enum dvm_stage stage,
-                                                 char **out);
-
 static bool show(const struct session *s, enum dvm_stage stage) {
     char *text = NULL;
-    if (!dvm_kernel_text) return complain("this build writes no text of plans");
     if (dvm_kernel_text(s->kernel, stage, &text)) return complain_dvm(NULL);
     fputs(text, stdout);
     dvm_string_free(&text);
@@ -40,7 +35,7 @@ static int show_stages(const struct options *o, const enum dvm_stage *stage, int
 }
 
 int cmd_dis(const struct options *o) {
-    return show_stages(o, (enum dvm_stage[]){DVM_TEXT_PLAN, DVM_TEXT_CODE}, 2);
+    return show_stages(o, (enum dvm_stage[]){DVM_TEXT_PLAN}, 1);
 }
 
 int cmd_explain(const struct options *o) {

@@ -7,8 +7,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { GUARD = 64, POISON = 0xa7 };
-
 bool complain(const char *fmt, ...) {
     va_list ap;
     fputs("dvm: ", stderr);
@@ -149,72 +147,21 @@ static bool all_sizes(struct session *s) {
 
 /* ------------------------------------------------------------------ arguments */
 
-static int64_t spread(const dvm_arg *a, int64_t *lo) {
-    int64_t hi = 0;
-    *lo = 0;
-    for (int i = 0; i < a->rank; i++) {
-        if (a->dims[i] == 0) return 0;
-        *(a->strides[i] < 0 ? lo : &hi) += a->strides[i] * (a->dims[i] - 1);
-    }
-    return hi - *lo + 1;
-}
-
-/* Memory for every element that the strides reach, poisoned. */
-static void allocate(dvm_arg *a, struct buffer *b) {
-    size_t es = dvm_dtype_size((dvm_dtype)a->dtype);
-    b->bytes = (size_t)spread(a, &b->lo) * es;
-    b->block = need(aligned_alloc(GUARD, (b->bytes + 3 * GUARD) / GUARD * GUARD));
-    memset(b->block, POISON, b->bytes + 2 * GUARD);
-    b->data = b->block + GUARD - b->lo * (int64_t)es;
-    a->data = b->data;
-}
-
-struct fill {
-    const struct options *opt;
-    dvm_dtype t;
-    char *data;
-    int64_t limit;
-    uint64_t seed;
-};
-
-static uint64_t mixed(uint64_t x) {
-    x += UINT64_C(0x9e3779b97f4a7c15);
-    x = (x ^ (x >> 30)) * UINT64_C(0xbf58476d1ce4e5b9);
-    x = (x ^ (x >> 27)) * UINT64_C(0x94d049bb133111eb);
-    return x ^ (x >> 31);
-}
-
-/* Floats in [-2, 2), integers in [-8, 8], indices in range; each element depends on its number only. */
-static void fill_element(void *arg, int64_t k, int64_t offset) {
-    struct fill *f = arg;
-    uint64_t r = mixed(f->seed + (uint64_t)k * UINT64_C(0x2545f4914f6cdd1d));
-    double v = (double)(r >> 11) * 0x1p-51 - 2;
-    bool is_float = f->t == DVM_F16 || f->t == DVM_BF16 || f->t == DVM_F32 || f->t == DVM_F64;
-    if (f->limit > 0)
-        v = (double)(int64_t)(r % (uint64_t)(2 * f->limit)) - (double)f->limit;
-    else if (f->opt->has_fill)
-        v = f->opt->fill;
-    else if (f->t == DVM_BOOL)
-        v = (double)(r & 1);
-    else if (f->t == DVM_U8)
-        v = (double)(r & 255);
-    else if (!is_float)
-        v = (double)(r % 17) - 8;
-    put_element(f->t, f->data + offset * (int64_t)dvm_dtype_size(f->t), v);
+static void allocate(dvm_arg *a, struct oracle_memory *m) {
+    if (oracle_alloc(m, (dvm_dtype)a->dtype, a->rank, a->dims, a->strides)) need(NULL);
+    a->data = m->data;
 }
 
 static uint64_t hash_inputs(const struct session *s) {
     uint64_t h = 1;
-    for (int i = 0; i < s->nin; i++)
-        for (size_t k = 0; s->in_buf[i].block && k < s->in_buf[i].bytes + 2 * GUARD; k++)
-            h = (h ^ (unsigned char)s->in_buf[i].block[k]) * UINT64_C(0x100000001b3);
+    for (int i = 0; i < s->nin; i++) h = h * 31 + oracle_hash(&s->in_mem[i]);
     return h;
 }
 
 static void make_inputs(struct session *s) {
     s->nin = oracle_inputs(s->oracle);
     s->in = need(calloc((size_t)s->nin + 1, sizeof *s->in));
-    s->in_buf = need(calloc((size_t)s->nin + 1, sizeof *s->in_buf));
+    s->in_mem = need(calloc((size_t)s->nin + 1, sizeof *s->in_mem));
     for (int i = 0; i < s->nin; i++) {
         const struct oracle_io *io = oracle_input(s->oracle, i);
         dvm_arg *a = &s->in[i];
@@ -225,10 +172,10 @@ static void make_inputs(struct session *s) {
         a->rank = io->rank;
         a->dims = io->dims;
         a->strides = io->strides;
-        allocate(a, &s->in_buf[i]);
-        struct fill f = {s->opt, io->dtype, s->in_buf[i].data, io->limit,
-                         mixed(s->opt->seed * 1000003 + (uint64_t)i)};
-        each_element(a->rank, a->dims, a->strides, fill_element, &f);
+        allocate(a, &s->in_mem[i]);
+        struct oracle_fill f = {s->opt->has_fill ? ORACLE_CONSTANT : ORACLE_PLAIN, s->opt->fill,
+                                s->opt->seed * 1000003 + (uint64_t)i, io->limit};
+        oracle_fill(&s->in_mem[i], io->dtype, a->rank, a->dims, a->strides, &f);
     }
     s->in_hash = s->opt->check ? hash_inputs(s) : 0;
 }
@@ -238,7 +185,7 @@ static bool make_outputs(struct session *s) {
     s->nout = oracle_outputs(s->oracle);
     size_t n = (size_t)s->nout + 1;
     s->out = need(calloc(n, sizeof *s->out));
-    s->out_buf = need(calloc(n, sizeof *s->out_buf));
+    s->out_mem = need(calloc(n, sizeof *s->out_mem));
     int *ranks = need(calloc(n, sizeof *ranks));
     dvm_dtype *types = need(calloc(n, sizeof *types));
     int64_t *dims = need(calloc(n * DVM_MAX_RANK, sizeof *dims));
@@ -253,7 +200,7 @@ static bool make_outputs(struct session *s) {
                           i);
         s->out[i] = (dvm_arg){
             .dtype = io->dtype, .rank = io->rank, .dims = io->dims, .strides = io->strides};
-        if (ok) allocate(&s->out[i], &s->out_buf[i]);
+        if (ok) allocate(&s->out[i], &s->out_mem[i]);
     }
     free(ranks);
     free(types);
@@ -277,37 +224,6 @@ bool session_run(struct session *s) {
 }
 
 /* ------------------------------------------------------------------ check */
-
-struct touch {
-    char *data;
-    size_t es;
-    bool is_bool, odd;
-};
-static void restore_poison(void *arg, int64_t k, int64_t offset) {
-    struct touch *t = arg;
-    (void)k;
-    unsigned char *p = (unsigned char *)t->data + offset * (int64_t)t->es;
-    t->odd |= t->is_bool && *p > 1;
-    memset(p, POISON, t->es);
-}
-
-/* Only elements of the output were written: with those poisoned again, the whole block is. */
-static bool stayed_inside(struct session *s, int i) {
-    const dvm_arg *a = &s->out[i];
-    struct buffer *b = &s->out_buf[i];
-    char *copy = need(malloc(b->bytes + 2 * GUARD));
-    memcpy(copy, b->block, b->bytes + 2 * GUARD);
-    struct touch t = {b->data, dvm_dtype_size((dvm_dtype)a->dtype), a->dtype == DVM_BOOL, false};
-    each_element(a->rank, a->dims, a->strides, restore_poison, &t);
-    bool inside = true;
-    for (size_t k = 0; k < b->bytes + 2 * GUARD; k++)
-        inside &= (unsigned char)b->block[k] == POISON;
-    memcpy(b->block, copy, b->bytes + 2 * GUARD);
-    free(copy);
-    if (t.odd) printf("  check  out %d: FAILED: bytes that are neither false nor true\n", i);
-    if (!inside) printf("  check  out %d: FAILED: memory beside the output was written\n", i);
-    return inside && !t.odd;
-}
 
 static void print_index(const dvm_arg *a, int64_t k) {
     int64_t at[DVM_MAX_RANK];
@@ -352,12 +268,17 @@ bool session_check(struct session *s, bool quiet, double *worst, int64_t *undeci
         ok = false;
     }
     for (int i = 0; i < s->nin; i++)
-        if (oracle_feed(s->oracle, i, s->in_buf[i].data, NULL)) return complain("out of memory");
+        if (oracle_feed(s->oracle, i, s->in_mem[i].data, NULL)) return complain("out of memory");
     if (oracle_run(s->oracle, err, sizeof err)) return complain("oracle: %s", err);
     for (int i = 0; i < s->nout; i++) {
         struct oracle_verdict v;
-        oracle_judge(s->oracle, i, s->out_buf[i].data, NULL, &v);
-        ok &= stayed_inside(s, i);
+        oracle_judge(s->oracle, i, s->out_mem[i].data, NULL, &v);
+        const dvm_arg *a = &s->out[i];
+        if (!oracle_inside(&s->out_mem[i], (dvm_dtype)a->dtype, a->rank, a->dims, a->strides)) {
+            printf("  check  out %d: FAILED: memory beside the output was written, or no bool\n",
+                   i);
+            ok = false;
+        }
         ok &= print_verdict(s, i, &v, quiet);
         *worst = fmax(*worst, v.ulp);
         *undecided += v.undecided;
@@ -370,10 +291,10 @@ void session_close(struct session *s) {
     dvm_graph_destroy(&s->graph);
     dvm_ctx_destroy(&s->ctx);
     oracle_free(s->oracle);
-    for (int i = 0; s->in_buf && i < s->nin; i++) free(s->in_buf[i].block);
-    for (int i = 0; s->out_buf && i < s->nout; i++) free(s->out_buf[i].block);
-    free(s->in_buf);
-    free(s->out_buf);
+    for (int i = 0; s->in_mem && i < s->nin; i++) oracle_release(&s->in_mem[i]);
+    for (int i = 0; s->out_mem && i < s->nout; i++) oracle_release(&s->out_mem[i]);
+    free(s->in_mem);
+    free(s->out_mem);
     free(s->in);
     free(s->out);
     free(s->text);

@@ -353,7 +353,7 @@ static void fill_io(const struct value *v, struct oracle_io *io) {
     for (int k = v->rank - 1; k >= 0; k--) {
         io->dims[k] = v->dims[k];
         io->strides[k] = v->n2 ? v->ib[k] : dense;
-        dense *= v->dims[k];
+        dense *= v->dims[k] > 0 ? v->dims[k] : 1;
     }
 }
 

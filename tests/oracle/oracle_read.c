@@ -242,8 +242,7 @@ static struct dimx *factor(struct parse *s) {
         }
         for (int i = 0; !d && i < s->nlet; i++)
             if (!strcmp(s->let[i].name, n)) d = s->let_dim[i];
-        if (!d && known(s, n, false) >= 0 && find(s, n) < 0)
-            d = leaf(s, DX_NAME, known(s, n, false));
+        if (!d && size_named(s, n) >= 0) d = leaf(s, DX_NAME, size_named(s, n));
         if (!d && find(s, n) >= 0) d = leaf(s, DX_SCALAR, find(s, n));
         if (!d) {
             s->p = before;
@@ -316,6 +315,7 @@ static struct dimx *argument_dim(struct parse *s, const char *arg, int axis) {
         bool alone = ahead(s, ",") || ahead(s, "]");
         bool is_let = false;
         for (int i = 0; i < s->nlet; i++) is_let |= !strcmp(s->let[i].name, n);
+        if (alone && size_named(s, n) >= 0) return leaf(s, DX_NAME, size_named(s, n));
         if (alone && size_named(s, n) >= 0) return leaf(s, DX_NAME, size_named(s, n));
         if (alone && !is_let && find(s, n) < 0) return leaf(s, DX_NAME, known(s, n, -1));
         s->p = before;
