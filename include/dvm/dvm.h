@@ -81,10 +81,10 @@ typedef enum dvm_kind {
     DVM_EAGER = 6     /* split, meant to be built for one use */
 } dvm_kind;
 enum {
-    DVM_DYN = 1,       /* shapes of loads are placeholders; any rank and sizes at run time */
-    DVM_UNIFY_WS = 2,  /* accepted; workspace is always one block */
-    DVM_SPEC = 4,      /* vector: may be cut after a reduction */
-    DVM_STRICT = 8     /* round 16-bit floats after every operation */
+    DVM_DYN = 1,      /* shapes of loads are placeholders; any rank and sizes at run time */
+    DVM_UNIFY_WS = 2, /* accepted; workspace is always one block */
+    DVM_SPEC = 4,     /* vector: may be cut after a reduction */
+    DVM_STRICT = 8    /* round 16-bit floats after every operation */
 };
 
 /* Allocator: new_size 0 frees old; otherwise old is NULL and new_size bytes, 64-byte aligned, are wanted
@@ -136,28 +136,33 @@ DVM_API dvm_status dvm_graph_at(dvm_graph *g, const char *where);
 /* rank DVM_ANY_RANK: decided at run time (only in DVM_DYN graphs, where dims may be NULL).
  * strides in elements or NULL for dense; they hold when the argument brings none of its own. */
 #define DVM_ANY_RANK (-1)
-DVM_API dvm_status dvm_graph_load(dvm_graph *g, dvm_dtype t, int rank, const dvm_dim *dims, const dvm_dim *strides,
-                                  dvm_val *out);
+DVM_API dvm_status dvm_graph_load(dvm_graph *g, dvm_dtype t, int rank, const dvm_dim *dims,
+                                  const dvm_dim *strides, dvm_val *out);
 DVM_API dvm_status dvm_graph_scalar(dvm_graph *g, dvm_dtype t, dvm_val *out);
 DVM_API dvm_status dvm_graph_const(dvm_graph *g, dvm_dtype t, dvm_number v, dvm_val *out);
-DVM_API dvm_status dvm_graph_iota(dvm_graph *g, dvm_dtype t, int rank, const dvm_dim *dims, int axis, dvm_val *out);
+DVM_API dvm_status dvm_graph_iota(dvm_graph *g, dvm_dtype t, int rank, const dvm_dim *dims,
+                                  int axis, dvm_val *out);
 /* Any EW row of ops.def except CAST. Operands broadcast; a scalar operand (SCALAR, CONST or SIZE node)
  * is converted to the dtype of the tensor operand. */
 DVM_API dvm_status dvm_graph_op(dvm_graph *g, dvm_op op, int n, const dvm_val *in, dvm_val *out);
 DVM_API dvm_status dvm_graph_cast(dvm_graph *g, dvm_val x, dvm_dtype t, dvm_val *out);
-DVM_API dvm_status dvm_graph_broadcast(dvm_graph *g, dvm_val x, int rank, const dvm_dim *dims, dvm_val *out);
-DVM_API dvm_status dvm_graph_reshape(dvm_graph *g, dvm_val x, int rank, const dvm_dim *dims, dvm_val *out);
-DVM_API dvm_status dvm_graph_permute(dvm_graph *g, dvm_val x, int rank, const int *perm, dvm_val *out);
+DVM_API dvm_status dvm_graph_broadcast(dvm_graph *g, dvm_val x, int rank, const dvm_dim *dims,
+                                       dvm_val *out);
+DVM_API dvm_status dvm_graph_reshape(dvm_graph *g, dvm_val x, int rank, const dvm_dim *dims,
+                                     dvm_val *out);
+DVM_API dvm_status dvm_graph_permute(dvm_graph *g, dvm_val x, int rank, const int *perm,
+                                     dvm_val *out);
 /* start may be negative (from the end); size -1: up to the end; both are clamped; step NULL: 1; a
  * negative step walks down from start. */
-DVM_API dvm_status dvm_graph_slice(dvm_graph *g, dvm_val x, int rank, const dvm_dim *start, const dvm_dim *size,
-                                   const int64_t *step, dvm_val *out);
+DVM_API dvm_status dvm_graph_slice(dvm_graph *g, dvm_val x, int rank, const dvm_dim *start,
+                                   const dvm_dim *size, const int64_t *step, dvm_val *out);
 /* n = 0: all axes. t: result dtype for SUM and PROD (accumulated in f32 or i64 and rounded once). */
-DVM_API dvm_status dvm_graph_reduce(dvm_graph *g, dvm_op op, dvm_val x, int n, const int *axes, int keepdims, dvm_dtype t,
-                                    dvm_val *out);
+DVM_API dvm_status dvm_graph_reduce(dvm_graph *g, dvm_op op, dvm_val x, int n, const int *axes,
+                                    int keepdims, dvm_dtype t, dvm_val *out);
 DVM_API dvm_status dvm_graph_cumsum(dvm_graph *g, dvm_val x, dvm_val *out);
 /* mode 0: take along the axis, index of x's rank; mode 1: slices of x (numpy.take). */
-DVM_API dvm_status dvm_graph_gather(dvm_graph *g, dvm_val x, dvm_val index, int axis, int mode, dvm_val *out);
+DVM_API dvm_status dvm_graph_gather(dvm_graph *g, dvm_val x, dvm_val index, int axis, int mode,
+                                    dvm_val *out);
 DVM_API dvm_status dvm_graph_concat(dvm_graph *g, int n, const dvm_val *in, int axis, dvm_val *out);
 /* Product of the sizes of some axes (n = 0: all) as an i64 scalar. */
 DVM_API dvm_status dvm_graph_size(dvm_graph *g, dvm_val x, int n, const int *axes, dvm_val *out);
@@ -166,7 +171,15 @@ DVM_API dvm_status dvm_graph_store(dvm_graph *g, dvm_val x, const dvm_dim *strid
 /* New section of a parallel, seq or speculative vector graph. */
 DVM_API dvm_status dvm_graph_section(dvm_graph *g, dvm_kind kind, uint32_t flags);
 
-enum { DVM_DIM_ADD, DVM_DIM_SUB, DVM_DIM_MUL, DVM_DIM_FLOORDIV, DVM_DIM_MOD, DVM_DIM_MAX, DVM_DIM_MIN };
+enum {
+    DVM_DIM_ADD,
+    DVM_DIM_SUB,
+    DVM_DIM_MUL,
+    DVM_DIM_FLOORDIV,
+    DVM_DIM_MOD,
+    DVM_DIM_MAX,
+    DVM_DIM_MIN
+};
 DVM_API dvm_status dvm_dim_scalar(dvm_graph *g, dvm_val scalar, dvm_dim *out);
 DVM_API dvm_status dvm_dim_of(dvm_graph *g, dvm_val x, int axis, dvm_dim *out);
 DVM_API dvm_status dvm_dim_op(dvm_graph *g, int op, dvm_dim a, dvm_dim b, dvm_dim *out);
@@ -194,22 +207,23 @@ typedef struct dvm_arg {
 DVM_API int dvm_kernel_inputs(const dvm_kernel *k);
 DVM_API int dvm_kernel_outputs(const dvm_kernel *k);
 /* Shapes of the outputs for these inputs (data pointers are not read). dims: n_out x DVM_MAX_RANK. */
-DVM_API dvm_status dvm_kernel_infer(dvm_kernel *k, int n_in, const dvm_arg *in, int n_out, int *ranks, int64_t *dims,
-                                    dvm_dtype *dtypes);
+DVM_API dvm_status dvm_kernel_infer(dvm_kernel *k, int n_in, const dvm_arg *in, int n_out,
+                                    int *ranks, int64_t *dims, dvm_dtype *dtypes);
 /* Outputs may be strided. An output that overlaps an input partly, or another output, is an error. */
-DVM_API dvm_status dvm_run(dvm_kernel *k, int n_in, const dvm_arg *in, int n_out, const dvm_arg *out);
+DVM_API dvm_status dvm_run(dvm_kernel *k, int n_in, const dvm_arg *in, int n_out,
+                           const dvm_arg *out);
 
 typedef struct dvm_stats {
-    int64_t compile_ns;     /* graph to verified bytecode, newest shape */
-    int64_t shapes;         /* shapes met so far */
-    int64_t plans;          /* plans made (shapes not found in the table) */
-    int64_t kernels;        /* launches of the newest plan */
-    int64_t strips;         /* distinct bytecode strips compiled */
-    int64_t instructions;   /* bytecode instructions of the newest plan */
-    int64_t bytes_moved;    /* operand bytes read and written by the newest plan */
-    int64_t bytes_unfused;  /* the same if every graph operation ran alone */
-    int64_t bytes_minimum;  /* inputs read once, outputs written once */
-    int64_t workspace;      /* bytes of intermediate buffers */
+    int64_t compile_ns;    /* graph to verified bytecode, newest shape */
+    int64_t shapes;        /* shapes met so far */
+    int64_t plans;         /* plans made (shapes not found in the table) */
+    int64_t kernels;       /* launches of the newest plan */
+    int64_t strips;        /* distinct bytecode strips compiled */
+    int64_t instructions;  /* bytecode instructions of the newest plan */
+    int64_t bytes_moved;   /* operand bytes read and written by the newest plan */
+    int64_t bytes_unfused; /* the same if every graph operation ran alone */
+    int64_t bytes_minimum; /* inputs read once, outputs written once */
+    int64_t workspace;     /* bytes of intermediate buffers */
 } dvm_stats;
 DVM_API dvm_status dvm_kernel_stats(const dvm_kernel *k, dvm_stats *out);
 
@@ -220,7 +234,8 @@ DVM_API dvm_status dvm_graph_text(const dvm_graph *g, char **out);
 /* stage PLAN, CODE and EXPLAIN: of the newest shape run, or of a static kernel. */
 DVM_API dvm_status dvm_kernel_text(const dvm_kernel *k, enum dvm_stage stage, char **out);
 /* file is a name for messages. The first kernel of the text. Errors name file:line:column. */
-DVM_API dvm_status dvm_graph_parse(dvm_ctx *ctx, const char *file, const char *text, size_t n, dvm_graph **out);
+DVM_API dvm_status dvm_graph_parse(dvm_ctx *ctx, const char *file, const char *text, size_t n,
+                                   dvm_graph **out);
 DVM_API void dvm_string_free(char **s);
 
 #ifdef __cplusplus

@@ -24,6 +24,10 @@
 #define DVM_MAX(a, b) ((a) > (b) ? (a) : (b))
 
 /* a * b and a + b on sizes; false when the result leaves int64. */
-DVM_INLINE bool dvm_mul_ok(int64_t a, int64_t b, int64_t *r) { return !__builtin_mul_overflow(a, b, r); }
-DVM_INLINE bool dvm_add_ok(int64_t a, int64_t b, int64_t *r) { return !__builtin_add_overflow(a, b, r); }
+DVM_INLINE bool dvm_mul_ok(int64_t a, int64_t b, int64_t *r) {
+    return !__builtin_mul_overflow(a, b, r);
+}
+DVM_INLINE bool dvm_add_ok(int64_t a, int64_t b, int64_t *r) {
+    return !__builtin_add_overflow(a, b, r);
+}
 #endif

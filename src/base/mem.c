@@ -32,7 +32,8 @@ void dvm_mem_free(const struct dvm_mem *m, void *p, size_t size) {
     if (p) m->fn(m->user, p, size ? size : 1, 0);
 }
 
-dvm_status dvm_vec_grow(const struct dvm_mem *m, void **p, uint32_t *cap, uint32_t want, size_t elem) {
+dvm_status dvm_vec_grow(const struct dvm_mem *m, void **p, uint32_t *cap, uint32_t want,
+                        size_t elem) {
     uint32_t ncap = *cap ? *cap : 16;
     while (ncap < want) {
         if (ncap > UINT32_MAX / 2) DVM_FAIL(LIMIT, "array of more than 2^31 entries");

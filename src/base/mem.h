@@ -22,12 +22,19 @@ void *dvm_mem_new(const struct dvm_mem *m, size_t size);
 void dvm_mem_free(const struct dvm_mem *m, void *p, size_t size);
 
 /* Growable array of T: struct { T *p; uint32_t n, cap; }. */
-#define DVM_VEC(T) struct { T *p; uint32_t n, cap; }
-dvm_status dvm_vec_grow(const struct dvm_mem *m, void **p, uint32_t *cap, uint32_t want, size_t elem);
+#define DVM_VEC(T)       \
+    struct {             \
+        T *p;            \
+        uint32_t n, cap; \
+    }
+dvm_status dvm_vec_grow(const struct dvm_mem *m, void **p, uint32_t *cap, uint32_t want,
+                        size_t elem);
 #define DVM_VEC_RESERVE(m, v, extra)                                                     \
-    ((v).n + (extra) <= (v).cap ? DVM_OK                                                 \
-                                : dvm_vec_grow((m), (void **)&(v).p, &(v).cap, (v).n + (extra), sizeof *(v).p))
-#define DVM_VEC_FREE(m, v) (dvm_mem_free((m), (v).p, (size_t)(v).cap * sizeof *(v).p), (v).p = NULL, (v).n = (v).cap = 0)
+    ((v).n + (extra) <= (v).cap                                                          \
+         ? DVM_OK                                                                        \
+         : dvm_vec_grow((m), (void **)&(v).p, &(v).cap, (v).n + (extra), sizeof *(v).p))
+#define DVM_VEC_FREE(m, v)                                                                         \
+    (dvm_mem_free((m), (v).p, (size_t)(v).cap * sizeof *(v).p), (v).p = NULL, (v).n = (v).cap = 0)
 
 /* Arena: bump allocation in chunks; nothing is freed singly. Zeroed memory, 16-byte aligned. */
 struct dvm_arena {

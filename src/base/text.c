@@ -7,7 +7,9 @@
 
 #include "base/err.h"
 
-void dvm_text_init(struct dvm_text *t, const struct dvm_mem *m) { *t = (struct dvm_text){.mem = m}; }
+void dvm_text_init(struct dvm_text *t, const struct dvm_mem *m) {
+    *t = (struct dvm_text){.mem = m};
+}
 
 static bool room(struct dvm_text *t, size_t extra) {
     if (t->failed) return false;
@@ -69,7 +71,10 @@ dvm_status dvm_text_take(struct dvm_text *t, char **out) {
         dvm_text_drop(t);
         DVM_FAIL(NOMEM, "out of memory while writing text");
     }
-    struct { struct dvm_mem mem; size_t size; } head = {*t->mem, total};
+    struct {
+        struct dvm_mem mem;
+        size_t size;
+    } head = {*t->mem, total};
     static_assert(sizeof head <= DVM_ALIGN, "header fits before the text");
     memcpy(q, &head, sizeof head);
     memcpy(q + DVM_ALIGN, t->p, t->n + 1);
@@ -81,7 +86,10 @@ dvm_status dvm_text_take(struct dvm_text *t, char **out) {
 void dvm_string_free(char **s) {
     if (!s || !*s) return;
     char *q = *s - DVM_ALIGN;
-    struct { struct dvm_mem mem; size_t size; } head;
+    struct {
+        struct dvm_mem mem;
+        size_t size;
+    } head;
     memcpy(&head, q, sizeof head);
     dvm_mem_free(&head.mem, q, head.size);
     *s = NULL;

@@ -9,8 +9,8 @@
 enum { BUCKETS = 1024, MAX_IDLE = 1024 };
 
 struct dvm_strip_entry {
-    struct dvm_strip_entry *next;             /* bucket */
-    struct dvm_strip_entry *newer, *older;    /* idle list */
+    struct dvm_strip_entry *next;          /* bucket */
+    struct dvm_strip_entry *newer, *older; /* idle list */
     struct dvm_code *code;
     uint32_t refs;
 };
@@ -24,7 +24,8 @@ struct dvm_strip_cache {
     uint32_t nidle;
 };
 
-dvm_status dvm_strip_cache_create(const struct dvm_mem *m, struct dvm_strip_maker maker, struct dvm_strip_cache **out) {
+dvm_status dvm_strip_cache_create(const struct dvm_mem *m, struct dvm_strip_maker maker,
+                                  struct dvm_strip_cache **out) {
     struct dvm_strip_cache *c = dvm_mem_new(m, sizeof *c);
     if (!c) return DVM_ERR_NOMEM;
     c->mem = *m;
@@ -35,7 +36,9 @@ dvm_status dvm_strip_cache_create(const struct dvm_mem *m, struct dvm_strip_make
     return DVM_OK;
 }
 
-static struct dvm_strip_entry **slot_of(struct dvm_strip_cache *c, uint64_t hash) { return &c->bucket[hash % BUCKETS]; }
+static struct dvm_strip_entry **slot_of(struct dvm_strip_cache *c, uint64_t hash) {
+    return &c->bucket[hash % BUCKETS];
+}
 
 static void free_entry(struct dvm_strip_cache *c, struct dvm_strip_entry *e) {
     struct dvm_strip_entry **p = slot_of(c, e->code->strip.hash);
@@ -57,9 +60,11 @@ void dvm_strip_cache_destroy(struct dvm_strip_cache **pc) {
 }
 
 static bool same(const struct dvm_strip *a, const struct dvm_strip *b) {
-    return a->hash == b->hash && a->mode == b->mode && a->flags == b->flags && a->nins == b->nins && a->nopnd == b->nopnd &&
-           a->nlit == b->nlit && a->nparam == b->nparam && !memcmp(a->opnd, b->opnd, a->nopnd * sizeof *a->opnd) &&
-           !memcmp(a->lit, b->lit, a->nlit * sizeof *a->lit) && !memcmp(a->ins, b->ins, a->nins * sizeof *a->ins);
+    return a->hash == b->hash && a->mode == b->mode && a->flags == b->flags && a->nins == b->nins &&
+           a->nopnd == b->nopnd && a->nlit == b->nlit && a->nparam == b->nparam &&
+           !memcmp(a->opnd, b->opnd, a->nopnd * sizeof *a->opnd) &&
+           !memcmp(a->lit, b->lit, a->nlit * sizeof *a->lit) &&
+           !memcmp(a->ins, b->ins, a->nins * sizeof *a->ins);
 }
 
 static struct dvm_strip_entry *find(struct dvm_strip_cache *c, const struct dvm_strip *s) {
@@ -74,7 +79,8 @@ static void unlink_idle(struct dvm_strip_cache *c, struct dvm_strip_entry *e) {
     c->nidle--;
 }
 
-static dvm_status get_locked(struct dvm_strip_cache *c, const struct dvm_strip *s, struct dvm_strip_entry **out, bool *fresh) {
+static dvm_status get_locked(struct dvm_strip_cache *c, const struct dvm_strip *s,
+                             struct dvm_strip_entry **out, bool *fresh) {
     struct dvm_strip_entry *e = find(c, s);
     *fresh = e == NULL;
     if (!e) {
@@ -96,7 +102,8 @@ static dvm_status get_locked(struct dvm_strip_cache *c, const struct dvm_strip *
     return DVM_OK;
 }
 
-dvm_status dvm_strip_cache_get(struct dvm_strip_cache *c, const struct dvm_strip *s, struct dvm_strip_entry **out, bool *fresh) {
+dvm_status dvm_strip_cache_get(struct dvm_strip_cache *c, const struct dvm_strip *s,
+                               struct dvm_strip_entry **out, bool *fresh) {
     pthread_mutex_lock(&c->lock);
     dvm_status st = get_locked(c, s, out, fresh);
     pthread_mutex_unlock(&c->lock);

@@ -15,10 +15,12 @@ struct dvm_strip_maker {
     void *user;
 };
 
-dvm_status dvm_strip_cache_create(const struct dvm_mem *m, struct dvm_strip_maker maker, struct dvm_strip_cache **out);
+dvm_status dvm_strip_cache_create(const struct dvm_mem *m, struct dvm_strip_maker maker,
+                                  struct dvm_strip_cache **out);
 void dvm_strip_cache_destroy(struct dvm_strip_cache **c);
 /* The entry of a strip, compiled when new (*fresh then true); to be released once. */
-dvm_status dvm_strip_cache_get(struct dvm_strip_cache *c, const struct dvm_strip *s, struct dvm_strip_entry **out, bool *fresh);
+dvm_status dvm_strip_cache_get(struct dvm_strip_cache *c, const struct dvm_strip *s,
+                               struct dvm_strip_entry **out, bool *fresh);
 void dvm_strip_cache_release(struct dvm_strip_cache *c, struct dvm_strip_entry *e);
 struct dvm_code *dvm_strip_entry_code(const struct dvm_strip_entry *e);
 #endif

@@ -30,8 +30,9 @@ enum { DVM_STRIP_MAX_INS = 4096, DVM_STRIP_MAX_OPND = 256 };
  * copy and cast only. */
 enum dvm_vt { DVM_VT_B1, DVM_VT_I32, DVM_VT_I64, DVM_VT_F32, DVM_VT_F64, DVM_NVT };
 DVM_INLINE enum dvm_vt dvm_vt_of(int dtype) {
-    static const uint8_t vt[DVM_NDTYPE] = {DVM_VT_B1,  DVM_VT_F32, DVM_VT_F32, DVM_VT_F32, DVM_VT_I32,
-                                           DVM_VT_I64, DVM_VT_F64, DVM_VT_I32, DVM_VT_I32};
+    static const uint8_t vt[DVM_NDTYPE] = {DVM_VT_B1,  DVM_VT_F32, DVM_VT_F32,
+                                           DVM_VT_F32, DVM_VT_I32, DVM_VT_I64,
+                                           DVM_VT_F64, DVM_VT_I32, DVM_VT_I32};
     return (enum dvm_vt)vt[dtype];
 }
 
@@ -53,10 +54,10 @@ static_assert(sizeof(struct dvm_ins) == 8, "drawn above");
 
 /* How an operand moves with the column: part of a strip's identity; the numbers are not. */
 enum dvm_opnd_kind {
-    DVM_OPND_UNIF,    /* the same element everywhere */
-    DVM_OPND_ROW,     /* column stride 0 */
-    DVM_OPND_CONTIG,  /* column stride = element size */
-    DVM_OPND_STRIDED  /* any column stride */
+    DVM_OPND_UNIF,   /* the same element everywhere */
+    DVM_OPND_ROW,    /* column stride 0 */
+    DVM_OPND_CONTIG, /* column stride = element size */
+    DVM_OPND_STRIDED /* any column stride */
 };
 enum dvm_opnd_role {
     DVM_ROLE_LOAD,
@@ -91,11 +92,13 @@ struct dvm_strip_args {
     const struct dvm_opnd_arg *opnd;
     const uint64_t *param; /* bits as in lit */
     int64_t m, n;
-    int64_t pos;       /* argmax, argmin: position of the first element folded (column in ROW, row in COL) */
-    void *scratch;     /* dvm_code.scratch bytes, 64-byte aligned, one per thread */
-    uint32_t *fault;   /* set to 1 when an index is out of range; the element is then read at index 0 or is 0 */
-    bool stream;       /* outputs are larger than the cache: non-temporal stores pay */
-    bool alias;        /* some output is exactly an input: no store before the last load of an element */
+    int64_t
+        pos; /* argmax, argmin: position of the first element folded (column in ROW, row in COL) */
+    void *scratch; /* dvm_code.scratch bytes, 64-byte aligned, one per thread */
+    uint32_t *
+        fault; /* set to 1 when an index is out of range; the element is then read at index 0 or is 0 */
+    bool stream; /* outputs are larger than the cache: non-temporal stores pay */
+    bool alias;  /* some output is exactly an input: no store before the last load of an element */
 };
 
 /* A strip compiled by a tier. Immutable, shared by threads. */

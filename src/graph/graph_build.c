@@ -9,15 +9,17 @@
 #include "graph/graph.h"
 #include "graph/graph_build.h"
 
-#define G_CHECK(g)                                                    \
-    do {                                                              \
-        if (!(g)) DVM_FAIL(ARG, "graph is NULL");                     \
-        if ((g)->closed) DVM_FAIL(STATE, "graph is already closed");  \
+#define G_CHECK(g)                                                   \
+    do {                                                             \
+        if (!(g)) DVM_FAIL(ARG, "graph is NULL");                    \
+        if ((g)->closed) DVM_FAIL(STATE, "graph is already closed"); \
     } while (0)
-#define OUT_CHECK(out) \
+#define OUT_CHECK(out)                                  \
     if (!(out)) DVM_FAIL(ARG, "result pointer is NULL")
 
-DVM_INLINE dvm_val val_of(const struct dvm_graph *g, dvm_ref r) { return (uint64_t)g->serial << 32 | r; }
+DVM_INLINE dvm_val val_of(const struct dvm_graph *g, dvm_ref r) {
+    return (uint64_t)g->serial << 32 | r;
+}
 
 static dvm_status get(const struct dvm_graph *g, dvm_val v, dvm_ref *out) {
     dvm_ref r = (uint32_t)v;
@@ -60,10 +62,12 @@ static void resolve(const struct dvm_graph *g, const int64_t *at, uint32_t n, in
 }
 
 /* Operands that are dimensions: an expression must be of this graph. */
-static dvm_status check_dims(const struct dvm_graph *g, uint32_t n, const int64_t *d, int64_t lowest, const char *what) {
+static dvm_status check_dims(const struct dvm_graph *g, uint32_t n, const int64_t *d,
+                             int64_t lowest, const char *what) {
     for (uint32_t i = 0; i < n; i++) {
         if (dvm_dim_is_expr(d[i])) {
-            if (dvm_dim_expr_id(d[i]) >= g->expr.n) DVM_FAIL(VALUE, "%s %u is an expression of another graph", what, i);
+            if (dvm_dim_expr_id(d[i]) >= g->expr.n)
+                DVM_FAIL(VALUE, "%s %u is an expression of another graph", what, i);
         } else if (d[i] < lowest || d[i] < -INT64_MAX / 4) {
             DVM_FAIL(SHAPE, "%s %u is %lld", what, i, (long long)d[i]);
         }
@@ -72,12 +76,18 @@ static dvm_status check_dims(const struct dvm_graph *g, uint32_t n, const int64_
 }
 
 static dvm_status check_rank(int rank) {
-    if (rank < 0 || rank > DVM_MAX_RANK) DVM_FAIL(LIMIT, "rank %d is not in 0 .. %d", rank, DVM_MAX_RANK);
+    if (rank < 0 || rank > DVM_MAX_RANK)
+        DVM_FAIL(LIMIT, "rank %d is not in 0 .. %d", rank, DVM_MAX_RANK);
     return DVM_OK;
 }
 
 static const char *types_text(int t) {
-    static const char *const s[] = {"f16, bf16 or f32", "f16, bf16, f32, i32 or i64", "i32 or i64", "bool", "bool, i32 or i64", "any dtype",
+    static const char *const s[] = {"f16, bf16 or f32",
+                                    "f16, bf16, f32, i32 or i64",
+                                    "i32 or i64",
+                                    "bool",
+                                    "bool, i32 or i64",
+                                    "any dtype",
                                     "bool, f16, bf16, f32, i32 or i64"};
     return s[t];
 }
@@ -99,14 +109,20 @@ static dvm_status check_type(const struct dvm_graph *g, int op, dvm_ref r) {
     const struct dvm_op_info *o = &dvm_op_table[op];
     int t = g->node.p[r].dtype;
     if (!type_fits(o->types, t))
-        DVM_FAIL(DTYPE, "%s takes %s, not %s; cast the operand first", o->text, types_text(o->types), dvm_dtype_name((dvm_dtype)t));
+        DVM_FAIL(DTYPE, "%s takes %s, not %s; cast the operand first", o->text,
+                 types_text(o->types), dvm_dtype_name((dvm_dtype)t));
     bool cls_ew = o->cls == DVM_CLS_EW && op != DVM_OP_COPY && op != DVM_OP_CAST;
-    if (cls_ew && t == DVM_F64) DVM_FAIL(DTYPE, "%s does not take f64, which can only be loaded, stored and cast; cast to f32 first", o->text);
+    if (cls_ew && t == DVM_F64)
+        DVM_FAIL(
+            DTYPE,
+            "%s does not take f64, which can only be loaded, stored and cast; cast to f32 first",
+            o->text);
     return DVM_OK;
 }
 
 /* The node with its shape; everything is reserved before anything is written. */
-static dvm_status append(struct dvm_graph *g, struct dvm_node nd, const int64_t *at, const struct dvm_shape *s, dvm_ref *out) {
+static dvm_status append(struct dvm_graph *g, struct dvm_node nd, const int64_t *at,
+                         const struct dvm_shape *s, dvm_ref *out) {
     if (g->node.n >= DVM_MAX_NODES) DVM_FAIL(LIMIT, "graph has more than %d nodes", DVM_MAX_NODES);
     DVM_TRY(DVM_VEC_RESERVE(&g->mem, g->node, 1));
     DVM_TRY(DVM_VEC_RESERVE(&g->mem, g->attr, nd.nattr));
@@ -134,8 +150,10 @@ static dvm_status add(struct dvm_graph *g, struct dvm_node nd, const int64_t *at
         in[i] = &sh[i];
     }
     if (nd.nattr > DVM_COUNT(res)) DVM_FAIL(INTERNAL, "too many attributes");
-    if (dvm_op_has_dims(nd.op)) resolve(g, at, nd.nattr, res);
-    else if (nd.nattr) memcpy(res, at, nd.nattr * sizeof *at);
+    if (dvm_op_has_dims(nd.op))
+        resolve(g, at, nd.nattr, res);
+    else if (nd.nattr)
+        memcpy(res, at, nd.nattr * sizeof *at);
     dvm_status st = dvm_shape_rule(&nd, res, nd.nin, in, &s);
     if (st != DVM_OK) return dvm_err_context(st, "in %s: ", dvm_op_table[nd.op].text);
     return append(g, nd, at, &s, out);
@@ -149,7 +167,8 @@ static dvm_status at_user(const struct dvm_graph *g, dvm_status st) {
 
 /* ---- life ---------------------------------------------------------------------------------------- */
 
-dvm_status dvm_graph_new(struct dvm_ctx *ctx, const struct dvm_mem *mem, dvm_kind kind, uint32_t flags, struct dvm_graph **out) {
+dvm_status dvm_graph_new(struct dvm_ctx *ctx, const struct dvm_mem *mem, dvm_kind kind,
+                         uint32_t flags, struct dvm_graph **out) {
     static _Atomic uint32_t serial;
     struct dvm_graph *g = dvm_mem_new(mem, sizeof *g);
     if (!g) return DVM_ERR_NOMEM;
@@ -191,11 +210,11 @@ void dvm_graph_free(struct dvm_graph **pg) {
     *pg = NULL;
 }
 
-#define COPY_VEC(v)                                                                              \
-    do {                                                                                         \
-        if (st == DVM_OK && src->v.n) st = DVM_VEC_RESERVE(&c->mem, c->v, src->v.n);             \
-        if (st == DVM_OK && src->v.n) memcpy(c->v.p, src->v.p, src->v.n * sizeof *src->v.p);     \
-        if (st == DVM_OK) c->v.n = src->v.n;                                                     \
+#define COPY_VEC(v)                                                                          \
+    do {                                                                                     \
+        if (st == DVM_OK && src->v.n) st = DVM_VEC_RESERVE(&c->mem, c->v, src->v.n);         \
+        if (st == DVM_OK && src->v.n) memcpy(c->v.p, src->v.p, src->v.n * sizeof *src->v.p); \
+        if (st == DVM_OK) c->v.n = src->v.n;                                                 \
     } while (0)
 
 dvm_status dvm_graph_copy(const struct dvm_graph *src, struct dvm_graph **out) {
@@ -227,11 +246,14 @@ dvm_status dvm_graph_copy(const struct dvm_graph *src, struct dvm_graph **out) {
 dvm_status dvm_graph_set_name(struct dvm_graph *g, const char *name) {
     G_CHECK(g);
     size_t n = name ? strlen(name) : 0;
-    if (n == 0 || n >= sizeof g->name) DVM_FAIL(ARG, "a name has 1 to %zu characters", sizeof g->name - 1);
+    if (n == 0 || n >= sizeof g->name)
+        DVM_FAIL(ARG, "a name has 1 to %zu characters", sizeof g->name - 1);
     for (size_t i = 0; i < n; i++) {
         char c = name[i];
-        bool ok = (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '_' || (c >= '0' && c <= '9') || c == '.';
-        if (!ok) DVM_FAIL(ARG, "name \"%s\" has a character that is no letter, digit, '_' or '.'", name);
+        bool ok = (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '_' ||
+                  (c >= '0' && c <= '9') || c == '.';
+        if (!ok)
+            DVM_FAIL(ARG, "name \"%s\" has a character that is no letter, digit, '_' or '.'", name);
     }
     memcpy(g->name, name, n + 1);
     return DVM_OK;
@@ -268,7 +290,8 @@ static dvm_status check_dtype(dvm_dtype t) {
     return DVM_OK;
 }
 
-static dvm_status load(struct dvm_graph *g, dvm_dtype t, int rank, const dvm_dim *dims, const dvm_dim *strides, dvm_ref *out) {
+static dvm_status load(struct dvm_graph *g, dvm_dtype t, int rank, const dvm_dim *dims,
+                       const dvm_dim *strides, dvm_ref *out) {
     int64_t at[2 + 2 * DVM_MAX_RANK];
     DVM_TRY(check_dtype(t));
     DVM_TRY(new_input(g));
@@ -286,14 +309,18 @@ static dvm_status load(struct dvm_graph *g, dvm_dtype t, int rank, const dvm_dim
     at[1] = strides && rank >= 0;
     for (int i = 0; i < n; i++) at[2 + i] = dims[i];
     for (int i = 0; i < n && strides; i++) at[2 + n + i] = strides[i];
-    struct dvm_node nd = {.op = DVM_OP_LOAD, .dtype = (uint8_t)t, .rank = (int8_t)rank, .nattr = (uint32_t)(2 + n + (strides ? n : 0))};
+    struct dvm_node nd = {.op = DVM_OP_LOAD,
+                          .dtype = (uint8_t)t,
+                          .rank = (int8_t)rank,
+                          .nattr = (uint32_t)(2 + n + (strides ? n : 0))};
     DVM_TRY(add(g, nd, at, out));
     g->input.p[g->input.n++] = *out;
     g->n_in++;
     return DVM_OK;
 }
 
-dvm_status dvm_graph_load(struct dvm_graph *g, dvm_dtype t, int rank, const dvm_dim *dims, const dvm_dim *strides, dvm_val *out) {
+dvm_status dvm_graph_load(struct dvm_graph *g, dvm_dtype t, int rank, const dvm_dim *dims,
+                          const dvm_dim *strides, dvm_val *out) {
     G_CHECK(g);
     OUT_CHECK(out);
     dvm_ref r;
@@ -338,16 +365,19 @@ dvm_status dvm_graph_const(struct dvm_graph *g, dvm_dtype t, dvm_number v, dvm_v
     return DVM_OK;
 }
 
-dvm_status dvm_graph_iota(struct dvm_graph *g, dvm_dtype t, int rank, const dvm_dim *dims, int axis, dvm_val *out) {
+dvm_status dvm_graph_iota(struct dvm_graph *g, dvm_dtype t, int rank, const dvm_dim *dims, int axis,
+                          dvm_val *out) {
     G_CHECK(g);
     OUT_CHECK(out);
     dvm_ref r;
     int64_t at[1 + DVM_MAX_RANK];
-    if (!dvm_is_int(t)) DVM_FAIL(DTYPE, "iota gives i32 or i64, not %s; cast the result", dvm_dtype_name(t));
+    if (!dvm_is_int(t))
+        DVM_FAIL(DTYPE, "iota gives i32 or i64, not %s; cast the result", dvm_dtype_name(t));
     DVM_TRY(check_rank(rank));
     if (rank && !dims) DVM_FAIL(ARG, "dims is NULL");
     DVM_TRY(check_dims(g, (uint32_t)rank, dims, 0, "size"));
-    if (axis < -rank || axis >= rank) DVM_FAIL(SHAPE, "iota axis %d is out of range for rank %d", axis, rank);
+    if (axis < -rank || axis >= rank)
+        DVM_FAIL(SHAPE, "iota axis %d is out of range for rank %d", axis, rank);
     at[0] = axis < 0 ? axis + rank : axis;
     for (int i = 0; i < rank; i++) at[1 + i] = dims[i];
     struct dvm_node nd = {.op = DVM_OP_IOTA, .dtype = (uint8_t)t, .nattr = (uint32_t)(1 + rank)};
@@ -393,8 +423,8 @@ static dvm_status unify(struct dvm_graph *g, int op, int n, dvm_ref *r) {
         const struct dvm_node *x = &g->node.p[r[i]];
         if (x->dtype == t) continue;
         if (!dvm_is_leaf_scalar(x->op))
-            DVM_FAIL(DTYPE, "%s needs operands of one dtype, got %s and %s; cast one of them", dvm_op_table[op].text, dvm_dtype_name(t),
-                     dvm_dtype_name((dvm_dtype)x->dtype));
+            DVM_FAIL(DTYPE, "%s needs operands of one dtype, got %s and %s; cast one of them",
+                     dvm_op_table[op].text, dvm_dtype_name(t), dvm_dtype_name((dvm_dtype)x->dtype));
         DVM_TRY(cast_ref(g, r[i], t, &r[i]));
     }
     if (op == DVM_OP_SELECT) DVM_TRY(cast_ref(g, r[0], DVM_BOOL, &r[0]));
@@ -412,7 +442,9 @@ static dvm_status ew(struct dvm_graph *g, int op, int n, dvm_ref *r, dvm_ref *ou
         bool order = op == DVM_OP_LT || op == DVM_OP_LE || op == DVM_OP_GT || op == DVM_OP_GE;
         for (int i = 0; order && i < n; i++) DVM_TRY(cast_ref(g, r[i], DVM_I32, &r[i]));
     }
-    struct dvm_node nd = {.op = (uint8_t)op, .nin = (uint8_t)n, .dtype = (uint8_t)(o->result == DVM_RESULT_BOOL ? DVM_BOOL : t)};
+    struct dvm_node nd = {.op = (uint8_t)op,
+                          .nin = (uint8_t)n,
+                          .dtype = (uint8_t)(o->result == DVM_RESULT_BOOL ? DVM_BOOL : t)};
     memcpy(nd.in, r, (size_t)n * sizeof *r);
     return add(g, nd, NULL, out);
 }
@@ -422,7 +454,9 @@ dvm_status dvm_graph_op(struct dvm_graph *g, dvm_op op, int n, const dvm_val *in
     OUT_CHECK(out);
     if ((unsigned)op >= DVM_NOP || dvm_op_table[op].cls != DVM_CLS_EW || op == DVM_OP_CAST)
         DVM_FAIL(ARG, "operation %d is not elementwise; use its own function", (int)op);
-    if (n != dvm_op_table[op].arity || !in) DVM_FAIL(ARG, "%s takes %d operands, got %d", dvm_op_table[op].text, dvm_op_table[op].arity, n);
+    if (n != dvm_op_table[op].arity || !in)
+        DVM_FAIL(ARG, "%s takes %d operands, got %d", dvm_op_table[op].text, dvm_op_table[op].arity,
+                 n);
     dvm_ref r[3] = {0}, res;
     struct dvm_mark mark = dvm_graph_mark(g);
     for (int i = 0; i < n; i++) DVM_TRY(at_user(g, get(g, in[i], &r[i])));
@@ -448,16 +482,19 @@ dvm_status dvm_graph_cast(struct dvm_graph *g, dvm_val x, dvm_dtype t, dvm_val *
 
 /* ---- views --------------------------------------------------------------------------------------- */
 
-static dvm_status view(struct dvm_graph *g, int op, dvm_val x, uint32_t n, const int64_t *at, dvm_val *out) {
+static dvm_status view(struct dvm_graph *g, int op, dvm_val x, uint32_t n, const int64_t *at,
+                       dvm_val *out) {
     dvm_ref r, res;
     DVM_TRY(get(g, x, &r));
-    struct dvm_node nd = {.op = (uint8_t)op, .dtype = g->node.p[r].dtype, .nin = 1, .in = {r}, .nattr = n};
+    struct dvm_node nd = {
+        .op = (uint8_t)op, .dtype = g->node.p[r].dtype, .nin = 1, .in = {r}, .nattr = n};
     DVM_TRY(add(g, nd, at, &res));
     *out = val_of(g, res);
     return DVM_OK;
 }
 
-static dvm_status dims_view(struct dvm_graph *g, int op, dvm_val x, int rank, const dvm_dim *dims, dvm_val *out) {
+static dvm_status dims_view(struct dvm_graph *g, int op, dvm_val x, int rank, const dvm_dim *dims,
+                            dvm_val *out) {
     G_CHECK(g);
     OUT_CHECK(out);
     DVM_TRY(check_rank(rank));
@@ -466,15 +503,18 @@ static dvm_status dims_view(struct dvm_graph *g, int op, dvm_val x, int rank, co
     return at_user(g, view(g, op, x, (uint32_t)rank, dims, out));
 }
 
-dvm_status dvm_graph_broadcast(struct dvm_graph *g, dvm_val x, int rank, const dvm_dim *dims, dvm_val *out) {
+dvm_status dvm_graph_broadcast(struct dvm_graph *g, dvm_val x, int rank, const dvm_dim *dims,
+                               dvm_val *out) {
     return dims_view(g, DVM_OP_BROADCAST, x, rank, dims, out);
 }
 
-dvm_status dvm_graph_reshape(struct dvm_graph *g, dvm_val x, int rank, const dvm_dim *dims, dvm_val *out) {
+dvm_status dvm_graph_reshape(struct dvm_graph *g, dvm_val x, int rank, const dvm_dim *dims,
+                             dvm_val *out) {
     return dims_view(g, DVM_OP_RESHAPE, x, rank, dims, out);
 }
 
-dvm_status dvm_graph_permute(struct dvm_graph *g, dvm_val x, int rank, const int *perm, dvm_val *out) {
+dvm_status dvm_graph_permute(struct dvm_graph *g, dvm_val x, int rank, const int *perm,
+                             dvm_val *out) {
     G_CHECK(g);
     OUT_CHECK(out);
     int64_t at[DVM_MAX_RANK];
@@ -484,8 +524,8 @@ dvm_status dvm_graph_permute(struct dvm_graph *g, dvm_val x, int rank, const int
     return at_user(g, view(g, DVM_OP_PERMUTE, x, (uint32_t)rank, at, out));
 }
 
-dvm_status dvm_graph_slice(struct dvm_graph *g, dvm_val x, int rank, const dvm_dim *start, const dvm_dim *size, const int64_t *step,
-                           dvm_val *out) {
+dvm_status dvm_graph_slice(struct dvm_graph *g, dvm_val x, int rank, const dvm_dim *start,
+                           const dvm_dim *size, const int64_t *step, dvm_val *out) {
     G_CHECK(g);
     OUT_CHECK(out);
     int64_t at[3 * DVM_MAX_RANK];
@@ -497,7 +537,8 @@ dvm_status dvm_graph_slice(struct dvm_graph *g, dvm_val x, int rank, const dvm_d
         at[i] = start[i];
         at[rank + i] = size[i];
         at[2 * rank + i] = step ? step[i] : 1;
-        if (at[2 * rank + i] == 0 || at[2 * rank + i] < -INT64_MAX / 4) DVM_FAIL(SHAPE, "slice step %lld", (long long)at[2 * rank + i]);
+        if (at[2 * rank + i] == 0 || at[2 * rank + i] < -INT64_MAX / 4)
+            DVM_FAIL(SHAPE, "slice step %lld", (long long)at[2 * rank + i]);
     }
     return at_user(g, view(g, DVM_OP_SLICE, x, (uint32_t)(3 * rank), at, out));
 }
@@ -505,7 +546,8 @@ dvm_status dvm_graph_slice(struct dvm_graph *g, dvm_val x, int rank, const dvm_d
 /* ---- reductions and the rest --------------------------------------------------------------------- */
 
 /* SUM and PROD accumulate in f32 or i64; the result is cast to t. */
-static dvm_status reduce(struct dvm_graph *g, int op, dvm_ref x, int n, const int *axes, int keep, dvm_dtype t, dvm_ref *out) {
+static dvm_status reduce(struct dvm_graph *g, int op, dvm_ref x, int n, const int *axes, int keep,
+                         dvm_dtype t, dvm_ref *out) {
     int64_t at[1 + DVM_MAX_RANK];
     const struct dvm_op_info *o = &dvm_op_table[op];
     DVM_TRY(check_type(g, op, x));
@@ -520,17 +562,23 @@ static dvm_status reduce(struct dvm_graph *g, int op, dvm_ref x, int n, const in
     }
     at[0] = keep != 0;
     for (int i = 0; i < n; i++) at[1 + i] = axes[i];
-    struct dvm_node nd = {.op = (uint8_t)op, .nin = 1, .in = {x}, .nattr = (uint32_t)(1 + n), .dtype = g->node.p[x].dtype};
+    struct dvm_node nd = {.op = (uint8_t)op,
+                          .nin = 1,
+                          .in = {x},
+                          .nattr = (uint32_t)(1 + n),
+                          .dtype = g->node.p[x].dtype};
     if (acc) nd.dtype = (uint8_t)(dvm_is_float(t) ? t : DVM_I64);
     if (o->result == DVM_RESULT_I64) nd.dtype = DVM_I64;
     DVM_TRY(add(g, nd, at, out));
     return acc ? cast_ref(g, *out, t, out) : DVM_OK;
 }
 
-dvm_status dvm_graph_reduce(struct dvm_graph *g, dvm_op op, dvm_val x, int n, const int *axes, int keepdims, dvm_dtype t, dvm_val *out) {
+dvm_status dvm_graph_reduce(struct dvm_graph *g, dvm_op op, dvm_val x, int n, const int *axes,
+                            int keepdims, dvm_dtype t, dvm_val *out) {
     G_CHECK(g);
     OUT_CHECK(out);
-    if ((unsigned)op >= DVM_NOP || dvm_op_table[op].cls != DVM_CLS_RED) DVM_FAIL(ARG, "operation %d is no reduction", (int)op);
+    if ((unsigned)op >= DVM_NOP || dvm_op_table[op].cls != DVM_CLS_RED)
+        DVM_FAIL(ARG, "operation %d is no reduction", (int)op);
     if (n < 0 || (n && !axes)) DVM_FAIL(ARG, "axes is NULL or their number negative");
     dvm_ref r, res;
     struct dvm_mark mark = dvm_graph_mark(g);
@@ -557,35 +605,41 @@ dvm_status dvm_graph_cumsum(struct dvm_graph *g, dvm_val x, dvm_val *out) {
     return DVM_OK;
 }
 
-dvm_status dvm_graph_gather(struct dvm_graph *g, dvm_val x, dvm_val index, int axis, int mode, dvm_val *out) {
+dvm_status dvm_graph_gather(struct dvm_graph *g, dvm_val x, dvm_val index, int axis, int mode,
+                            dvm_val *out) {
     G_CHECK(g);
     OUT_CHECK(out);
     dvm_ref r, i, res;
     DVM_TRY(at_user(g, get(g, x, &r)));
     DVM_TRY(at_user(g, get(g, index, &i)));
     if (!dvm_is_int(g->node.p[i].dtype))
-        DVM_FAIL(DTYPE, "gather index must be i32 or i64, not %s", dvm_dtype_name((dvm_dtype)g->node.p[i].dtype));
-    if (mode != 0 && mode != 1) DVM_FAIL(ARG, "gather mode %d is neither 0 (elements) nor 1 (slices)", mode);
-    struct dvm_node nd = {.op = DVM_OP_GATHER, .dtype = g->node.p[r].dtype, .nin = 2, .in = {r, i}, .nattr = 2};
+        DVM_FAIL(DTYPE, "gather index must be i32 or i64, not %s",
+                 dvm_dtype_name((dvm_dtype)g->node.p[i].dtype));
+    if (mode != 0 && mode != 1)
+        DVM_FAIL(ARG, "gather mode %d is neither 0 (elements) nor 1 (slices)", mode);
+    struct dvm_node nd = {
+        .op = DVM_OP_GATHER, .dtype = g->node.p[r].dtype, .nin = 2, .in = {r, i}, .nattr = 2};
     DVM_TRY(at_user(g, add(g, nd, (int64_t[]){axis, mode}, &res)));
     *out = val_of(g, res);
     return DVM_OK;
 }
 
-static dvm_status concat(struct dvm_graph *g, int n, const dvm_val *in, int axis, int64_t *at, struct dvm_shape *sh,
-                         const struct dvm_shape **ps, dvm_ref *out) {
+static dvm_status concat(struct dvm_graph *g, int n, const dvm_val *in, int axis, int64_t *at,
+                         struct dvm_shape *sh, const struct dvm_shape **ps, dvm_ref *out) {
     dvm_ref r;
     at[0] = axis;
     for (int i = 0; i < n; i++) {
         DVM_TRY(get(g, in[i], &r));
         at[1 + i] = r;
         if (g->node.p[r].dtype != g->node.p[at[1]].dtype)
-            DVM_FAIL(DTYPE, "concat operand %d is %s, operand 0 is %s", i, dvm_dtype_name((dvm_dtype)g->node.p[r].dtype),
+            DVM_FAIL(DTYPE, "concat operand %d is %s, operand 0 is %s", i,
+                     dvm_dtype_name((dvm_dtype)g->node.p[r].dtype),
                      dvm_dtype_name((dvm_dtype)g->node.p[at[1]].dtype));
         sh[i] = node_shape(g, r);
         ps[i] = &sh[i];
     }
-    struct dvm_node nd = {.op = DVM_OP_CONCAT, .dtype = g->node.p[at[1]].dtype, .nattr = (uint32_t)(1 + n)};
+    struct dvm_node nd = {
+        .op = DVM_OP_CONCAT, .dtype = g->node.p[at[1]].dtype, .nattr = (uint32_t)(1 + n)};
     struct dvm_shape s;
     DVM_TRY(dvm_shape_rule(&nd, at, n, ps, &s));
     return append(g, nd, at, &s, out);
@@ -594,7 +648,8 @@ static dvm_status concat(struct dvm_graph *g, int n, const dvm_val *in, int axis
 dvm_status dvm_graph_concat(struct dvm_graph *g, int n, const dvm_val *in, int axis, dvm_val *out) {
     G_CHECK(g);
     OUT_CHECK(out);
-    if (n < 1 || n > DVM_MAX_ARGS || !in) DVM_FAIL(ARG, "concat takes 1 to %d operands, got %d", DVM_MAX_ARGS, n);
+    if (n < 1 || n > DVM_MAX_ARGS || !in)
+        DVM_FAIL(ARG, "concat takes 1 to %d operands, got %d", DVM_MAX_ARGS, n);
     struct dvm_arena tmp;
     dvm_arena_init(&tmp, &g->mem);
     int64_t *at = dvm_arena_new(&tmp, sizeof *at * (size_t)(n + 1));
@@ -616,7 +671,8 @@ dvm_status dvm_graph_size(struct dvm_graph *g, dvm_val x, int n, const int *axes
     if (n < 0 || n > DVM_MAX_RANK || (n && !axes)) DVM_FAIL(ARG, "%d axes", n);
     DVM_TRY(at_user(g, get(g, x, &r)));
     for (int i = 0; i < n; i++) at[i] = axes[i];
-    struct dvm_node nd = {.op = DVM_OP_SIZE, .dtype = DVM_I64, .nin = 1, .in = {r}, .nattr = (uint32_t)n};
+    struct dvm_node nd = {
+        .op = DVM_OP_SIZE, .dtype = DVM_I64, .nin = 1, .in = {r}, .nattr = (uint32_t)n};
     DVM_TRY(at_user(g, add(g, nd, at, &res)));
     *out = val_of(g, res);
     return DVM_OK;
@@ -630,12 +686,16 @@ dvm_status dvm_graph_store(struct dvm_graph *g, dvm_val x, const dvm_dim *stride
     int rank = g->node.p[r].rank;
     if (g->n_out >= DVM_MAX_ARGS) DVM_FAIL(LIMIT, "more than %d outputs", DVM_MAX_ARGS);
     if (strides && rank < 0) DVM_FAIL(SHAPE, "a strided store needs a value of known rank");
-    if (strides) DVM_TRY(at_user(g, check_dims(g, (uint32_t)rank, strides, INT64_MIN / 4, "stride")));
+    if (strides)
+        DVM_TRY(at_user(g, check_dims(g, (uint32_t)rank, strides, INT64_MIN / 4, "stride")));
     DVM_TRY(DVM_VEC_RESERVE(&g->mem, g->output, 1));
     at[0] = g->n_out;
     for (int i = 0; strides && i < rank; i++) at[1 + i] = strides[i];
-    struct dvm_node nd = {
-        .op = DVM_OP_STORE, .dtype = g->node.p[r].dtype, .nin = 1, .in = {r}, .nattr = (uint32_t)(1 + (strides ? rank : 0))};
+    struct dvm_node nd = {.op = DVM_OP_STORE,
+                          .dtype = g->node.p[r].dtype,
+                          .nin = 1,
+                          .in = {r},
+                          .nattr = (uint32_t)(1 + (strides ? rank : 0))};
     DVM_TRY(at_user(g, add(g, nd, at, &res)));
     g->output.p[g->output.n++] = res;
     g->n_out++;
@@ -646,13 +706,16 @@ dvm_status dvm_graph_store(struct dvm_graph *g, dvm_val x, const dvm_dim *stride
 dvm_status dvm_graph_section(struct dvm_graph *g, dvm_kind kind, uint32_t flags) {
     G_CHECK(g);
     bool spec = g->kind == DVM_VECTOR && (g->flags & DVM_SPEC);
-    if (g->kind != DVM_PARALLEL && g->kind != DVM_SEQ && !spec) DVM_FAIL(STATE, "sections belong to parallel, seq and vector:spec graphs");
-    if (kind != DVM_VECTOR && kind != DVM_CUBE && kind != DVM_MIX && !(g->kind == DVM_SEQ && kind == DVM_PARALLEL))
+    if (g->kind != DVM_PARALLEL && g->kind != DVM_SEQ && !spec)
+        DVM_FAIL(STATE, "sections belong to parallel, seq and vector:spec graphs");
+    if (kind != DVM_VECTOR && kind != DVM_CUBE && kind != DVM_MIX &&
+        !(g->kind == DVM_SEQ && kind == DVM_PARALLEL))
         DVM_FAIL(KIND, "a section cannot be of kind %d", (int)kind);
     if (g->section.n >= UINT16_MAX) DVM_FAIL(LIMIT, "too many sections");
     DVM_TRY(DVM_VEC_RESERVE(&g->mem, g->section, 2));
     /* Nodes before the first call of a speculative graph are its first section. */
-    if (g->section.n == 0 && g->node.n > 1) g->section.p[g->section.n++] = (struct dvm_section){(uint8_t)kind, flags};
+    if (g->section.n == 0 && g->node.n > 1)
+        g->section.p[g->section.n++] = (struct dvm_section){(uint8_t)kind, flags};
     g->section.p[g->section.n++] = (struct dvm_section){(uint8_t)kind, flags};
     return DVM_OK;
 }
@@ -660,7 +723,8 @@ dvm_status dvm_graph_section(struct dvm_graph *g, dvm_kind kind, uint32_t flags)
 /* ---- dimensions ---------------------------------------------------------------------------------- */
 
 static dvm_status add_expr(struct dvm_graph *g, struct dvm_dim_expr x, dvm_dim *out) {
-    if (x.weight > DVM_DIM_MAX_WEIGHT) DVM_FAIL(LIMIT, "dimension expression with more than %d terms", DVM_DIM_MAX_WEIGHT);
+    if (x.weight > DVM_DIM_MAX_WEIGHT)
+        DVM_FAIL(LIMIT, "dimension expression with more than %d terms", DVM_DIM_MAX_WEIGHT);
     for (uint32_t i = 0; i < g->expr.n && i < 64; i++) {
         const struct dvm_dim_expr *e = &g->expr.p[i];
         if (e->kind == x.kind && e->a == x.a && e->b == x.b) {
@@ -681,7 +745,8 @@ dvm_status dvm_dim_scalar(struct dvm_graph *g, dvm_val scalar, dvm_dim *out) {
     dvm_ref r;
     DVM_TRY(at_user(g, get(g, scalar, &r)));
     const struct dvm_node *n = &g->node.p[r];
-    if (n->op != DVM_OP_SCALAR || !dvm_is_int(n->dtype)) DVM_FAIL(VALUE, "a dimension must be an i32 or i64 scalar argument");
+    if (n->op != DVM_OP_SCALAR || !dvm_is_int(n->dtype))
+        DVM_FAIL(VALUE, "a dimension must be an i32 or i64 scalar argument");
     return add_expr(g, (struct dvm_dim_expr){DVM_DIMX_SCALAR, r, 0, 1}, out);
 }
 
@@ -691,8 +756,11 @@ dvm_status dvm_dim_of(struct dvm_graph *g, dvm_val x, int axis, dvm_dim *out) {
     dvm_ref r;
     DVM_TRY(at_user(g, get(g, x, &r)));
     int rank = g->node.p[r].rank;
-    if (rank >= 0 && (axis < -rank || axis >= rank)) DVM_FAIL(SHAPE, "axis %d is out of range for rank %d", axis, rank);
-    return add_expr(g, (struct dvm_dim_expr){DVM_DIMX_OF, r, rank >= 0 && axis < 0 ? axis + rank : axis, 1}, out);
+    if (rank >= 0 && (axis < -rank || axis >= rank))
+        DVM_FAIL(SHAPE, "axis %d is out of range for rank %d", axis, rank);
+    return add_expr(
+        g, (struct dvm_dim_expr){DVM_DIMX_OF, r, rank >= 0 && axis < 0 ? axis + rank : axis, 1},
+        out);
 }
 
 dvm_status dvm_dim_op(struct dvm_graph *g, int op, dvm_dim a, dvm_dim b, dvm_dim *out) {
@@ -730,7 +798,9 @@ dvm_status dvm_graph_shape(const struct dvm_graph *g, dvm_val v, int *rank, dvm_
 
 /* ---- undo ---------------------------------------------------------------------------------------- */
 
-struct dvm_mark dvm_graph_mark(const struct dvm_graph *g) { return (struct dvm_mark){g->node.n, g->attr.n, g->dims.n}; }
+struct dvm_mark dvm_graph_mark(const struct dvm_graph *g) {
+    return (struct dvm_mark){g->node.n, g->attr.n, g->dims.n};
+}
 
 void dvm_graph_rewind(struct dvm_graph *g, struct dvm_mark m) {
     g->node.n = m.node;

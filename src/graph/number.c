@@ -43,11 +43,19 @@ static int64_t trunc_sat(double v, double lo, double hi_excl, int64_t min, int64
 dvm_number dvm_number_cast(dvm_dtype from, dvm_dtype to, dvm_number v) {
     dvm_number r = {0};
     bool ff = dvm_is_float(from), tf = dvm_is_float(to);
-    if (ff && tf) r.f = dvm_round_to(to, v.f);
-    else if (tf) r.f = to == DVM_F64 ? (double)v.i : to == DVM_F32 ? (double)(float)v.i : dvm_round_to(to, (double)(float)v.i);
-    else if (!ff) r.i = dvm_wrap_to(to, v.i);
-    else if (to == DVM_BOOL) r.i = v.f != 0;
-    else if (to == DVM_I64) r.i = trunc_sat(v.f, -0x1p63, 0x1p63, INT64_MIN, INT64_MAX);
-    else r.i = dvm_wrap_to(to, trunc_sat(v.f, -0x1p31, 0x1p31, INT32_MIN, INT32_MAX));
+    if (ff && tf)
+        r.f = dvm_round_to(to, v.f);
+    else if (tf)
+        r.f = to == DVM_F64   ? (double)v.i
+              : to == DVM_F32 ? (double)(float)v.i
+                              : dvm_round_to(to, (double)(float)v.i);
+    else if (!ff)
+        r.i = dvm_wrap_to(to, v.i);
+    else if (to == DVM_BOOL)
+        r.i = v.f != 0;
+    else if (to == DVM_I64)
+        r.i = trunc_sat(v.f, -0x1p63, 0x1p63, INT64_MIN, INT64_MAX);
+    else
+        r.i = dvm_wrap_to(to, trunc_sat(v.f, -0x1p31, 0x1p31, INT32_MIN, INT32_MAX));
     return r;
 }

@@ -29,7 +29,8 @@ static dvm_status check_size(const struct dvm_shape *s) {
     for (int i = 0; i < s->rank; i++) {
         int64_t d = s->d[i] > 0 ? s->d[i] : 1;
         if (!dvm_mul_ok(n, d, &n) || n > INT64_MAX / 16)
-            DVM_FAIL(LIMIT, "a tensor of shape %s has more elements than 2^59", dvm_shape_str(s, b, STR));
+            DVM_FAIL(LIMIT, "a tensor of shape %s has more elements than 2^59",
+                     dvm_shape_str(s, b, STR));
     }
     return DVM_OK;
 }
@@ -45,13 +46,19 @@ static dvm_status broadcast2(struct dvm_shape *a, const struct dvm_shape *b) {
     for (int i = 0; i < r.rank; i++) {
         int64_t x = i < r.rank - a->rank ? 1 : a->d[i - (r.rank - a->rank)];
         int64_t y = i < r.rank - b->rank ? 1 : b->d[i - (r.rank - b->rank)];
-        if (x == y || y == 1) r.d[i] = x;
-        else if (x == 1) r.d[i] = y;
-        else if (x < 0 || y < 0) r.d[i] = DVM_MAX(x, y);
+        if (x == y || y == 1)
+            r.d[i] = x;
+        else if (x == 1)
+            r.d[i] = y;
+        else if (x < 0 || y < 0)
+            r.d[i] = DVM_MAX(x, y);
         else {
             char sa[STR], sb[STR];
-            DVM_FAIL(SHAPE, "shapes %s and %s do not broadcast: sizes %lld and %lld at axis %d from the right must be equal or 1",
-                     dvm_shape_str(a, sa, STR), dvm_shape_str(b, sb, STR), (long long)x, (long long)y, r.rank - i);
+            DVM_FAIL(SHAPE,
+                     "shapes %s and %s do not broadcast: sizes %lld and %lld at axis %d from the "
+                     "right must be equal or 1",
+                     dvm_shape_str(a, sa, STR), dvm_shape_str(b, sb, STR), (long long)x,
+                     (long long)y, r.rank - i);
         }
     }
     *a = r;
@@ -67,13 +74,15 @@ static dvm_status rule_ew(int n_in, const struct dvm_shape *const *in, struct dv
 static dvm_status rule_dims(int rank, const int64_t *dims, struct dvm_shape *out) {
     out->rank = rank;
     for (int i = 0; i < rank; i++) {
-        if (dims[i] != DVM_DIM_UNKNOWN && dims[i] < -1) DVM_FAIL(SHAPE, "negative size %lld at axis %d", (long long)dims[i], i);
+        if (dims[i] != DVM_DIM_UNKNOWN && dims[i] < -1)
+            DVM_FAIL(SHAPE, "negative size %lld at axis %d", (long long)dims[i], i);
         out->d[i] = dims[i] == DVM_DIM_UNKNOWN ? -1 : dims[i];
     }
     return DVM_OK;
 }
 
-static dvm_status rule_broadcast(const struct dvm_node *nd, const int64_t *at, const struct dvm_shape *x, struct dvm_shape *out) {
+static dvm_status rule_broadcast(const struct dvm_node *nd, const int64_t *at,
+                                 const struct dvm_shape *x, struct dvm_shape *out) {
     int rank = (int)nd->nattr;
     DVM_TRY(rule_dims(rank, at, out));
     if (x->rank < 0) {
@@ -83,16 +92,22 @@ static dvm_status rule_broadcast(const struct dvm_node *nd, const int64_t *at, c
     }
     char a[STR], b[STR];
     if (x->rank > rank)
-        DVM_FAIL(SHAPE, "cannot broadcast shape %s to %s: the target has fewer axes", dvm_shape_str(x, a, STR), dvm_shape_str(out, b, STR));
+        DVM_FAIL(SHAPE, "cannot broadcast shape %s to %s: the target has fewer axes",
+                 dvm_shape_str(x, a, STR), dvm_shape_str(out, b, STR));
     for (int i = 0; i < rank; i++) {
         int j = i - (rank - x->rank);
         int64_t have = j < 0 ? 1 : x->d[j];
         if (at[i] == -1) {
-            if (j < 0) DVM_FAIL(SHAPE, "broadcast size -1 at axis %d keeps a size, but shape %s has no such axis", i, dvm_shape_str(x, a, STR));
+            if (j < 0)
+                DVM_FAIL(SHAPE,
+                         "broadcast size -1 at axis %d keeps a size, but shape %s has no such axis",
+                         i, dvm_shape_str(x, a, STR));
             out->d[i] = have;
         } else if (out->d[i] >= 0 && have >= 0 && have != 1 && have != out->d[i]) {
-            DVM_FAIL(SHAPE, "cannot broadcast shape %s to %s: size %lld at axis %d is neither 1 nor %lld", dvm_shape_str(x, a, STR),
-                     dvm_shape_str(out, b, STR), (long long)have, j, (long long)out->d[i]);
+            DVM_FAIL(SHAPE,
+                     "cannot broadcast shape %s to %s: size %lld at axis %d is neither 1 nor %lld",
+                     dvm_shape_str(x, a, STR), dvm_shape_str(out, b, STR), (long long)have, j,
+                     (long long)out->d[i]);
         }
     }
     return DVM_OK;
@@ -108,49 +123,61 @@ static bool numel_known(const struct dvm_shape *s, int64_t *n) {
     return true;
 }
 
-static dvm_status rule_reshape(const struct dvm_node *nd, const int64_t *at, const struct dvm_shape *x, struct dvm_shape *out) {
+static dvm_status rule_reshape(const struct dvm_node *nd, const int64_t *at,
+                               const struct dvm_shape *x, struct dvm_shape *out) {
     int rank = (int)nd->nattr, hole = -1;
     DVM_TRY(rule_dims(rank, at, out));
     int64_t known = 1, total;
     bool all = true;
     for (int i = 0; i < rank; i++) {
         if (at[i] == -1) {
-            if (hole >= 0) DVM_FAIL(SHAPE, "reshape has -1 at axes %d and %d: only one size can be inferred", hole, i);
+            if (hole >= 0)
+                DVM_FAIL(SHAPE, "reshape has -1 at axes %d and %d: only one size can be inferred",
+                         hole, i);
             hole = i;
-        } else if (out->d[i] < 0) all = false;
-        else if (!dvm_mul_ok(known, out->d[i], &known)) DVM_FAIL(LIMIT, "reshape target has too many elements");
+        } else if (out->d[i] < 0)
+            all = false;
+        else if (!dvm_mul_ok(known, out->d[i], &known))
+            DVM_FAIL(LIMIT, "reshape target has too many elements");
     }
     if (!numel_known(x, &total) || !all) return DVM_OK;
     char a[STR], b[STR];
     if (hole >= 0) {
         if (known == 0 || total % known != 0)
-            DVM_FAIL(SHAPE, "cannot reshape %s to %s: %lld elements are no multiple of %lld", dvm_shape_str(x, a, STR),
-                     dvm_shape_str(out, b, STR), (long long)total, (long long)known);
+            DVM_FAIL(SHAPE, "cannot reshape %s to %s: %lld elements are no multiple of %lld",
+                     dvm_shape_str(x, a, STR), dvm_shape_str(out, b, STR), (long long)total,
+                     (long long)known);
         out->d[hole] = total / known;
     } else if (total != known) {
-        DVM_FAIL(SHAPE, "cannot reshape %s to %s: %lld elements against %lld", dvm_shape_str(x, a, STR), dvm_shape_str(out, b, STR),
-                 (long long)total, (long long)known);
+        DVM_FAIL(SHAPE, "cannot reshape %s to %s: %lld elements against %lld",
+                 dvm_shape_str(x, a, STR), dvm_shape_str(out, b, STR), (long long)total,
+                 (long long)known);
     }
     return DVM_OK;
 }
 
-static dvm_status rule_permute(const struct dvm_node *nd, const int64_t *at, const struct dvm_shape *x, struct dvm_shape *out) {
+static dvm_status rule_permute(const struct dvm_node *nd, const int64_t *at,
+                               const struct dvm_shape *x, struct dvm_shape *out) {
     char a[STR];
     int rank = (int)nd->nattr;
     unsigned seen = 0;
     if (x->rank >= 0 && x->rank != rank)
-        DVM_FAIL(SHAPE, "permutation of %d axes for shape %s of rank %d", rank, dvm_shape_str(x, a, STR), x->rank);
+        DVM_FAIL(SHAPE, "permutation of %d axes for shape %s of rank %d", rank,
+                 dvm_shape_str(x, a, STR), x->rank);
     out->rank = rank;
     for (int i = 0; i < rank; i++) {
         int64_t p = at[i] < 0 ? at[i] + rank : at[i];
-        if (p < 0 || p >= rank || (seen >> p & 1)) DVM_FAIL(SHAPE, "axis %lld of the permutation is out of range or repeated", (long long)at[i]);
+        if (p < 0 || p >= rank || (seen >> p & 1))
+            DVM_FAIL(SHAPE, "axis %lld of the permutation is out of range or repeated",
+                     (long long)at[i]);
         seen |= 1u << p;
         out->d[i] = x->rank < 0 ? -1 : x->d[p];
     }
     return DVM_OK;
 }
 
-void dvm_slice_clamp(int64_t dim, int64_t start, int64_t size, int64_t step, int64_t *lo, int64_t *count) {
+void dvm_slice_clamp(int64_t dim, int64_t start, int64_t size, int64_t step, int64_t *lo,
+                     int64_t *count) {
     if (start < 0) start += dim;
     int64_t room;
     if (step > 0) {
@@ -164,15 +191,18 @@ void dvm_slice_clamp(int64_t dim, int64_t start, int64_t size, int64_t step, int
     *count = size < 0 ? room : DVM_MIN(size, room);
 }
 
-static dvm_status rule_slice(const struct dvm_node *nd, const int64_t *at, const struct dvm_shape *x, struct dvm_shape *out) {
+static dvm_status rule_slice(const struct dvm_node *nd, const int64_t *at,
+                             const struct dvm_shape *x, struct dvm_shape *out) {
     char a[STR];
     int rank = (int)nd->nattr / 3;
     if (x->rank >= 0 && x->rank != rank)
-        DVM_FAIL(SHAPE, "slice of %d axes for shape %s of rank %d", rank, dvm_shape_str(x, a, STR), x->rank);
+        DVM_FAIL(SHAPE, "slice of %d axes for shape %s of rank %d", rank, dvm_shape_str(x, a, STR),
+                 x->rank);
     out->rank = rank;
     for (int i = 0; i < rank; i++) {
         int64_t start = at[i], size = at[rank + i], step = at[2 * rank + i], lo;
-        if (step == 0 || step == INT64_MIN) DVM_FAIL(SHAPE, "slice step %lld at axis %d", (long long)step, i);
+        if (step == 0 || step == INT64_MIN)
+            DVM_FAIL(SHAPE, "slice step %lld at axis %d", (long long)step, i);
         if (x->rank < 0 || x->d[i] < 0 || start == DVM_DIM_UNKNOWN || size == DVM_DIM_UNKNOWN) {
             out->d[i] = -1;
             continue;
@@ -186,12 +216,15 @@ static dvm_status rule_slice(const struct dvm_node *nd, const int64_t *at, const
 static dvm_status axis_of(int64_t axis, int rank, const struct dvm_shape *x, int *out) {
     char a[STR];
     int64_t v = axis < 0 ? axis + rank : axis;
-    if (v < 0 || v >= rank) DVM_FAIL(SHAPE, "axis %lld is out of range for shape %s of rank %d", (long long)axis, dvm_shape_str(x, a, STR), rank);
+    if (v < 0 || v >= rank)
+        DVM_FAIL(SHAPE, "axis %lld is out of range for shape %s of rank %d", (long long)axis,
+                 dvm_shape_str(x, a, STR), rank);
     *out = (int)v;
     return DVM_OK;
 }
 
-static dvm_status rule_reduce(const struct dvm_node *nd, const int64_t *at, const struct dvm_shape *x, struct dvm_shape *out) {
+static dvm_status rule_reduce(const struct dvm_node *nd, const int64_t *at,
+                              const struct dvm_shape *x, struct dvm_shape *out) {
     bool keep = at[0] != 0;
     int n = (int)nd->nattr - 1, r = 0;
     unsigned mask = 0;
@@ -206,8 +239,11 @@ static dvm_status rule_reduce(const struct dvm_node *nd, const int64_t *at, cons
         mask |= 1u << a;
     }
     if (n == 0) mask = ~0u;
-    bool arg = nd->op == DVM_OP_ARGMAX || nd->op == DVM_OP_ARGMIN, needs_one = arg || nd->op == DVM_OP_RMAX || nd->op == DVM_OP_RMIN;
-    if (arg && n > 1) DVM_FAIL(SHAPE, "%s works along one axis or over all, not over %d", dvm_op_table[nd->op].text, n);
+    bool arg = nd->op == DVM_OP_ARGMAX || nd->op == DVM_OP_ARGMIN,
+         needs_one = arg || nd->op == DVM_OP_RMAX || nd->op == DVM_OP_RMIN;
+    if (arg && n > 1)
+        DVM_FAIL(SHAPE, "%s works along one axis or over all, not over %d",
+                 dvm_op_table[nd->op].text, n);
     int64_t kept = 1;
     for (int i = 0; i < x->rank; i++) {
         if (!(mask >> i & 1)) {
@@ -219,11 +255,14 @@ static dvm_status rule_reduce(const struct dvm_node *nd, const int64_t *at, cons
     }
     out->rank = r;
     for (int i = 0; needs_one && kept && i < x->rank; i++)
-        if ((mask >> i & 1) && x->d[i] == 0) DVM_FAIL(SHAPE, "%s over axis %d of size 0 has no result", dvm_op_table[nd->op].text, i);
+        if ((mask >> i & 1) && x->d[i] == 0)
+            DVM_FAIL(SHAPE, "%s over axis %d of size 0 has no result", dvm_op_table[nd->op].text,
+                     i);
     return DVM_OK;
 }
 
-static dvm_status rule_gather(const int64_t *at, const struct dvm_shape *x, const struct dvm_shape *idx, struct dvm_shape *out) {
+static dvm_status rule_gather(const int64_t *at, const struct dvm_shape *x,
+                              const struct dvm_shape *idx, struct dvm_shape *out) {
     char a[STR], b[STR];
     int axis;
     if (x->rank < 0 || idx->rank < 0) {
@@ -237,12 +276,15 @@ static dvm_status rule_gather(const int64_t *at, const struct dvm_shape *x, cons
         for (int i = 0; fits && i < x->rank; i++)
             fits = i == axis || idx->d[i] == x->d[i] || idx->d[i] < 0 || x->d[i] < 0;
         if (!fits)
-            DVM_FAIL(SHAPE, "gather along axis %d of %s: the index %s must have the same sizes on all other axes", axis,
-                     dvm_shape_str(x, a, STR), dvm_shape_str(idx, b, STR));
+            DVM_FAIL(SHAPE,
+                     "gather along axis %d of %s: the index %s must have the same sizes on all "
+                     "other axes",
+                     axis, dvm_shape_str(x, a, STR), dvm_shape_str(idx, b, STR));
         *out = *idx;
         return DVM_OK;
     }
-    if (x->rank - 1 + idx->rank > DVM_MAX_RANK) DVM_FAIL(LIMIT, "gather result has more than %d axes", DVM_MAX_RANK);
+    if (x->rank - 1 + idx->rank > DVM_MAX_RANK)
+        DVM_FAIL(LIMIT, "gather result has more than %d axes", DVM_MAX_RANK);
     int r = 0;
     for (int i = 0; i < axis; i++) out->d[r++] = x->d[i];
     for (int i = 0; i < idx->rank; i++) out->d[r++] = idx->d[i];
@@ -251,7 +293,8 @@ static dvm_status rule_gather(const int64_t *at, const struct dvm_shape *x, cons
     return DVM_OK;
 }
 
-static dvm_status rule_concat(const int64_t *at, int n, const struct dvm_shape *const *in, struct dvm_shape *out) {
+static dvm_status rule_concat(const int64_t *at, int n, const struct dvm_shape *const *in,
+                              struct dvm_shape *out) {
     char a[STR], b[STR];
     int axis;
     *out = *in[0];
@@ -270,24 +313,31 @@ static dvm_status rule_concat(const int64_t *at, int n, const struct dvm_shape *
             out->d[i] = DVM_MAX(out->d[i], in[k]->d[i]);
         }
         if (!fits)
-            DVM_FAIL(SHAPE, "concat along axis %d: operand %d has shape %s, operand 0 has %s; all other sizes must be equal", axis, k,
-                     dvm_shape_str(in[k], a, STR), dvm_shape_str(in[0], b, STR));
+            DVM_FAIL(SHAPE,
+                     "concat along axis %d: operand %d has shape %s, operand 0 has %s; all other "
+                     "sizes must be equal",
+                     axis, k, dvm_shape_str(in[k], a, STR), dvm_shape_str(in[0], b, STR));
         bool known = out->d[axis] >= 0 && in[k]->d[axis] >= 0;
-        if (!known) out->d[axis] = -1;
-        else if (!dvm_add_ok(out->d[axis], in[k]->d[axis], &out->d[axis])) DVM_FAIL(LIMIT, "concat result is too large");
+        if (!known)
+            out->d[axis] = -1;
+        else if (!dvm_add_ok(out->d[axis], in[k]->d[axis], &out->d[axis]))
+            DVM_FAIL(LIMIT, "concat result is too large");
     }
     return DVM_OK;
 }
 
-static dvm_status rule_store(const struct dvm_node *nd, const struct dvm_shape *x, struct dvm_shape *out) {
+static dvm_status rule_store(const struct dvm_node *nd, const struct dvm_shape *x,
+                             struct dvm_shape *out) {
     char a[STR];
     if (nd->nattr > 1 && x->rank >= 0 && (int)nd->nattr - 1 != x->rank)
-        DVM_FAIL(SHAPE, "store with %d strides of a value of shape %s", (int)nd->nattr - 1, dvm_shape_str(x, a, STR));
+        DVM_FAIL(SHAPE, "store with %d strides of a value of shape %s", (int)nd->nattr - 1,
+                 dvm_shape_str(x, a, STR));
     *out = *x;
     return DVM_OK;
 }
 
-static dvm_status rule(const struct dvm_node *nd, const int64_t *at, int n_in, const struct dvm_shape *const *in, struct dvm_shape *out) {
+static dvm_status rule(const struct dvm_node *nd, const int64_t *at, int n_in,
+                       const struct dvm_shape *const *in, struct dvm_shape *out) {
     switch (nd->op) {
     case DVM_OP_LOAD:
         if (nd->rank < 0) {
@@ -299,7 +349,8 @@ static dvm_status rule(const struct dvm_node *nd, const int64_t *at, int n_in, c
     case DVM_OP_CONST: out->rank = 0; return DVM_OK;
     case DVM_OP_SIZE: {
         int a;
-        for (uint32_t i = 0; in[0]->rank >= 0 && i < nd->nattr; i++) DVM_TRY(axis_of(at[i], in[0]->rank, in[0], &a));
+        for (uint32_t i = 0; in[0]->rank >= 0 && i < nd->nattr; i++)
+            DVM_TRY(axis_of(at[i], in[0]->rank, in[0], &a));
         out->rank = 0;
         return DVM_OK;
     }
@@ -318,8 +369,8 @@ static dvm_status rule(const struct dvm_node *nd, const int64_t *at, int n_in, c
     return rule_ew(n_in, in, out);
 }
 
-dvm_status dvm_shape_rule(const struct dvm_node *nd, const int64_t *at, int n_in, const struct dvm_shape *const *in,
-                          struct dvm_shape *out) {
+dvm_status dvm_shape_rule(const struct dvm_node *nd, const int64_t *at, int n_in,
+                          const struct dvm_shape *const *in, struct dvm_shape *out) {
     DVM_TRY(rule(nd, at, n_in, in, out));
     return check_size(out);
 }
@@ -329,7 +380,8 @@ static int64_t expr_value(const struct dvm_dim_env *e, uint32_t id) {
     const struct dvm_dim_expr *x = &e->g->expr.p[id];
     int64_t v = 0, a, b;
     if (x->kind == DVM_DIMX_CONST) return x->a;
-    if (x->kind == DVM_DIMX_SCALAR) return e->scalar && e->scalar(e, (dvm_ref)x->a, &v) ? v : DVM_DIM_UNKNOWN;
+    if (x->kind == DVM_DIMX_SCALAR)
+        return e->scalar && e->scalar(e, (dvm_ref)x->a, &v) ? v : DVM_DIM_UNKNOWN;
     if (x->kind == DVM_DIMX_OF) {
         const struct dvm_shape *s = e->shape_of(e, (dvm_ref)x->a);
         if (!s || s->rank < 0) return DVM_DIM_UNKNOWN;
@@ -346,8 +398,10 @@ static int64_t expr_value(const struct dvm_dim_env *e, uint32_t id) {
     case DVM_DIM_MUL: ok = !__builtin_mul_overflow(a, b, &v); break;
     case DVM_DIM_FLOORDIV:
         ok = b != 0 && b != -1;
-        if (ok) v = a / b - (a % b != 0 && (a ^ b) < 0);
-        else if (b == -1) ok = !__builtin_sub_overflow((int64_t)0, a, &v);
+        if (ok)
+            v = a / b - (a % b != 0 && (a ^ b) < 0);
+        else if (b == -1)
+            ok = !__builtin_sub_overflow((int64_t)0, a, &v);
         break;
     case DVM_DIM_MOD:
         ok = b != 0;

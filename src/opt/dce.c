@@ -30,7 +30,8 @@ dvm_status dvm_opt_dce(struct dvm_graph *g, struct dvm_arena *a) {
         const struct dvm_node *n = &g->node.p[r];
         if (!live[r]) continue;
         for (int i = 0; i < n->nin; i++) live[n->in[i]] = 1;
-        for (uint32_t i = 1; n->op == DVM_OP_CONCAT && i < n->nattr; i++) live[g->attr.p[n->attr + i]] = 1;
+        for (uint32_t i = 1; n->op == DVM_OP_CONCAT && i < n->nattr; i++)
+            live[g->attr.p[n->attr + i]] = 1;
         mark_dims(g, n, live);
     }
     uint32_t w = 1;
@@ -38,7 +39,8 @@ dvm_status dvm_opt_dce(struct dvm_graph *g, struct dvm_arena *a) {
         if (!live[r]) continue;
         struct dvm_node n = g->node.p[r];
         for (int i = 0; i < n.nin; i++) n.in[i] = to[n.in[i]];
-        for (uint32_t i = 1; n.op == DVM_OP_CONCAT && i < n.nattr; i++) g->attr.p[n.attr + i] = to[g->attr.p[n.attr + i]];
+        for (uint32_t i = 1; n.op == DVM_OP_CONCAT && i < n.nattr; i++)
+            g->attr.p[n.attr + i] = to[g->attr.p[n.attr + i]];
         to[r] = w;
         g->node.p[w++] = n;
     }

@@ -12,7 +12,9 @@ struct walk {
     dvm_ref *to; /* what stands for each node */
 };
 
-static const struct dvm_node *in_of(const struct walk *w, const struct dvm_node *n, int i) { return &w->g->node.p[n->in[i]]; }
+static const struct dvm_node *in_of(const struct walk *w, const struct dvm_node *n, int i) {
+    return &w->g->node.p[n->in[i]];
+}
 
 /* Is operand i a literal of value v (bit for bit for floats, so that 0.0 is not -0.0)? */
 static bool is_lit(const struct walk *w, const struct dvm_node *n, int i, double v) {
@@ -40,7 +42,9 @@ static dvm_ref mul_one(const struct walk *w, struct dvm_node *n) {
     return is_lit(w, n, 1, 1) ? n->in[0] : is_lit(w, n, 0, 1) ? n->in[1] : 0;
 }
 
-static dvm_ref right_one(const struct walk *w, struct dvm_node *n) { return is_lit(w, n, 1, 1) ? n->in[0] : 0; }
+static dvm_ref right_one(const struct walk *w, struct dvm_node *n) {
+    return is_lit(w, n, 1, 1) ? n->in[0] : 0;
+}
 
 /* x - 0 keeps -0; x + 0 does not, x + -0 does. */
 static dvm_ref right_zero(const struct walk *w, struct dvm_node *n) {
@@ -61,10 +65,12 @@ static bool holds(int wide, int narrow) {
     if (wide == narrow) return true;
     switch (narrow) {
     case DVM_BOOL: return true;
-    case DVM_F16: case DVM_BF16: return wide == DVM_F32 || wide == DVM_F64;
+    case DVM_F16:
+    case DVM_BF16: return wide == DVM_F32 || wide == DVM_F64;
     case DVM_F32: return wide == DVM_F64;
     case DVM_I32: return wide == DVM_I64 || wide == DVM_F64;
-    case DVM_U8: case DVM_I8: return wide == DVM_I32 || wide == DVM_I64 || wide == DVM_F32 || wide == DVM_F64;
+    case DVM_U8:
+    case DVM_I8: return wide == DVM_I32 || wide == DVM_I64 || wide == DVM_F32 || wide == DVM_F64;
     default: return false;
     }
 }
@@ -76,7 +82,8 @@ static dvm_ref cast_rule(const struct walk *w, struct dvm_node *n) {
     const struct dvm_node *y = in_of(w, x, 0);
     if (!holds(x->dtype, y->dtype) || y->dtype == DVM_BOOL || x->dtype == DVM_BOOL) return 0;
     if (y->dtype == n->dtype) return x->in[0];
-    if (dvm_is_float(y->dtype) && dvm_is_float(x->dtype) && dvm_is_float(n->dtype)) n->in[0] = x->in[0];
+    if (dvm_is_float(y->dtype) && dvm_is_float(x->dtype) && dvm_is_float(n->dtype))
+        n->in[0] = x->in[0];
     return 0;
 }
 
@@ -103,9 +110,17 @@ static const struct {
     uint8_t op;
     rule f;
 } rules[] = {
-    {DVM_OP_COPY, operand},     {DVM_OP_NEG, twice},          {DVM_OP_NOT, twice},       {DVM_OP_MUL, mul_one},
-    {DVM_OP_DIV, right_one},    {DVM_OP_SUB, right_zero},     {DVM_OP_ADD, right_zero},  {DVM_OP_POW, pow_small},
-    {DVM_OP_CAST, cast_rule},   {DVM_OP_RESHAPE, reshape_rule}, {DVM_OP_PERMUTE, permute_rule},
+    {DVM_OP_COPY, operand},
+    {DVM_OP_NEG, twice},
+    {DVM_OP_NOT, twice},
+    {DVM_OP_MUL, mul_one},
+    {DVM_OP_DIV, right_one},
+    {DVM_OP_SUB, right_zero},
+    {DVM_OP_ADD, right_zero},
+    {DVM_OP_POW, pow_small},
+    {DVM_OP_CAST, cast_rule},
+    {DVM_OP_RESHAPE, reshape_rule},
+    {DVM_OP_PERMUTE, permute_rule},
 };
 
 dvm_status dvm_opt_simplify(struct dvm_graph *g, struct dvm_arena *a) {

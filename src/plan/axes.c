@@ -4,7 +4,9 @@
 
 #include "plan/plan_int.h"
 
-static struct sb *sb_at(const struct group *g, int i) { return i & 1 ? g->vecs[i / 2] : g->full[i / 2]; }
+static struct sb *sb_at(const struct group *g, int i) {
+    return i & 1 ? g->vecs[i / 2] : g->full[i / 2];
+}
 
 static bool can_merge(const struct group *g, int a) {
     if (g->ax[a].reduced != g->ax[a + 1].reduced) return false;
@@ -79,7 +81,8 @@ static void order_by_store(struct group *g) {
     for (uint32_t k = 0; !st && k < b->opnd.n; k++)
         if (b->opnd.p[k].desc.role == DVM_ROLE_STORE) st = &b->opnd.p[k];
     for (int i = 1; st && i < g->naxes; i++)
-        for (int a = i; a > 0 && magnitude(st->stride[a - 1]) < magnitude(st->stride[a]); a--) swap_axes(g, a - 1, a);
+        for (int a = i; a > 0 && magnitude(st->stride[a - 1]) < magnitude(st->stride[a]); a--)
+            swap_axes(g, a - 1, a);
     merge(g);
 }
 
@@ -98,8 +101,10 @@ static void refuse(struct planner *p, const struct group *g) {
             if (r->group != g->index || r->kind != ROOT_RED) continue;
             struct pnode *n = &p->node.p[r->node], *x = &p->node.p[n->in[0]];
             if (step == 0 ? n->alone : x->mat == MAT_FAR) continue;
-            if (step == 0) n->alone = 1;
-            else x->mat = MAT_FAR;
+            if (step == 0)
+                n->alone = 1;
+            else
+                x->mat = MAT_FAR;
             p->stop = STOP_GROUP;
         }
     }
@@ -111,7 +116,8 @@ static void refuse(struct planner *p, const struct group *g) {
 static void order_col(struct group *g) {
     /* kept axes but the last move to the front, both kinds keeping their order */
     for (int i = 1; i < g->naxes - 1; i++)
-        for (int a = i; a > 0 && g->ax[a - 1].reduced && !g->ax[a].reduced; a--) swap_axes(g, a - 1, a);
+        for (int a = i; a > 0 && g->ax[a - 1].reduced && !g->ax[a].reduced; a--)
+            swap_axes(g, a - 1, a);
     g->nm = count_reduced(g);
 }
 

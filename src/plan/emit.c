@@ -17,10 +17,14 @@ static int stop_at(struct planner *p, enum stop why, uint32_t node) {
     return -1;
 }
 
-static const struct dvm_shape *shape_of(const struct planner *p, uint32_t n) { return &p->shape.p[p->node.p[n].shape]; }
+static const struct dvm_shape *shape_of(const struct planner *p, uint32_t n) {
+    return &p->shape.p[p->node.p[n].shape];
+}
 
 /* Computed by a kernel that runs before g? */
-static bool earlier(const struct pnode *x, const struct group *g) { return x->group != NO_GROUP && x->group < g->index; }
+static bool earlier(const struct pnode *x, const struct group *g) {
+    return x->group != NO_GROUP && x->group < g->index;
+}
 
 /* ---- writing ---------------------------------------------------------------------------------------- */
 
@@ -32,7 +36,8 @@ static int put(struct planner *p, struct sb *b, int op, int type, int a, int bb,
     return (int)b->ins.n - 1;
 }
 
-static struct popnd *new_opnd(struct planner *p, struct sb *b, int src, int index, int dtype, int role) {
+static struct popnd *new_opnd(struct planner *p, struct sb *b, int src, int index, int dtype,
+                              int role) {
     if (b->opnd.n >= DVM_STRIP_MAX_OPND) {
         stop_at(p, STOP_GROUP, 0);
         return NULL;
@@ -50,8 +55,8 @@ static struct popnd *new_opnd(struct planner *p, struct sb *b, int src, int inde
 }
 
 /* Offsets and strides of an operand: node axes (stride in elements) seen through v. */
-static void place_opnd(const struct group *g, struct popnd *o, const struct view *v, const struct dvm_shape *s, const int64_t *stride,
-                       int64_t offset) {
+static void place_opnd(const struct group *g, struct popnd *o, const struct view *v,
+                       const struct dvm_shape *s, const int64_t *stride, int64_t offset) {
     int64_t es = (int64_t)dvm_dtype_size((dvm_dtype)o->desc.dtype);
     if (!v) {
         int shift = g->rank - s->rank;
@@ -91,7 +96,8 @@ uint64_t dvm_plan_bits(int dtype, int64_t attr) {
     double d;
     float f;
     uint32_t w;
-    if (!dvm_is_float(dtype)) return dvm_vt_of(dtype) == DVM_VT_I64 ? (uint64_t)attr : (uint64_t)(uint32_t)attr;
+    if (!dvm_is_float(dtype))
+        return dvm_vt_of(dtype) == DVM_VT_I64 ? (uint64_t)attr : (uint64_t)(uint32_t)attr;
     if (dtype == DVM_F64) return (uint64_t)attr;
     memcpy(&d, &attr, 8);
     f = (float)d;
@@ -117,8 +123,10 @@ static int emit_number(struct planner *p, struct sb *b, const struct pnode *n) {
         }
         return put(p, b, DVM_BC_LIT, vt, (int)k, 0, 0);
     }
-    if (n->op == DVM_OP_SIZE) par.bits = (uint64_t)n->at[0];
-    else par.input = (int16_t)n->at[0];
+    if (n->op == DVM_OP_SIZE)
+        par.bits = (uint64_t)n->at[0];
+    else
+        par.input = (int16_t)n->at[0];
     int k = new_param(p, b, par);
     return k < 0 ? -1 : put(p, b, DVM_BC_PARAM, vt, k, 0, 0);
 }
@@ -186,10 +194,12 @@ static bool dense_below(struct planner *p, const struct group *g, uint32_t n) {
     const struct dvm_shape *s = shape_of(p, n);
     int64_t st[DVM_MAX_RANK], step = 1;
     bool elsewhere = earlier(x, g);
-    if (x->op == DVM_OP_LOAD && !(x->mat && elsewhere)) strides_of(p, n, st);
+    if (x->op == DVM_OP_LOAD && !(x->mat && elsewhere))
+        strides_of(p, n, st);
     else if (elsewhere && (x->mat || x->cls == DVM_CLS_RED || x->home >= 0) && !x->direct)
         return x->home < 0 || p->buffer.p[x->home].src == DVM_SRC_WS;
-    else return false;
+    else
+        return false;
     for (int j = s->rank - 1; j >= 0; j--) {
         if (s->d[j] != 1 && st[j] != step) return false;
         step *= s->d[j];
@@ -198,7 +208,8 @@ static bool dense_below(struct planner *p, const struct group *g, uint32_t n) {
 }
 
 /* Map of the flattened node. */
-static struct view *flat_view(struct planner *p, const struct group *g, const struct view *v, const struct dvm_shape *s) {
+static struct view *flat_view(struct planner *p, const struct group *g, const struct view *v,
+                              const struct dvm_shape *s) {
     struct view *w = dvm_view_new(p, 1);
     int64_t step = 1;
     for (int j = s->rank - 1; w && j >= 0; j--) {
@@ -209,10 +220,12 @@ static struct view *flat_view(struct planner *p, const struct group *g, const st
     return w;
 }
 
-static struct popnd *memory(struct planner *p, struct sb *b, uint32_t n, const struct view *v, int role);
+static struct popnd *memory(struct planner *p, struct sb *b, uint32_t n, const struct view *v,
+                            int role);
 
 /* A reshape of dense memory. */
-static struct popnd *dense_memory(struct planner *p, struct sb *b, uint32_t n, const struct view *v, int role) {
+static struct popnd *dense_memory(struct planner *p, struct sb *b, uint32_t n, const struct view *v,
+                                  int role) {
     struct view *w = flat_view(p, b->g, v, shape_of(p, n));
     while (p->node.p[n].op == DVM_OP_RESHAPE && !p->node.p[n].mat) n = p->node.p[n].in[0];
     struct popnd *o = w ? memory(p, b, n, NULL, role) : NULL;
@@ -224,7 +237,8 @@ static struct popnd *dense_memory(struct planner *p, struct sb *b, uint32_t n, c
 }
 
 /* An operand over memory: a load, or a value kept by an earlier kernel, through views. */
-static struct popnd *memory(struct planner *p, struct sb *b, uint32_t n, const struct view *v, int role) {
+static struct popnd *memory(struct planner *p, struct sb *b, uint32_t n, const struct view *v,
+                            int role) {
     struct pnode *x = &p->node.p[n];
     struct group *g = b->g;
     int64_t st[DVM_MAX_RANK];
@@ -235,7 +249,8 @@ static struct popnd *memory(struct planner *p, struct sb *b, uint32_t n, const s
         if (o) place_opnd(g, o, v, shape_of(p, n), st, 0);
         return o;
     }
-    if (x->op == DVM_OP_RESHAPE && !kept && dense_below(p, g, n)) return dense_memory(p, b, n, v, role);
+    if (x->op == DVM_OP_RESHAPE && !kept && dense_below(p, g, n))
+        return dense_memory(p, b, n, v, role);
     if (x->cls == DVM_CLS_VIEW && !kept) {
         bool ok;
         const struct view *w = dvm_view_through(p, g, x, shape_of(p, x->in[0]), v, &ok);
@@ -278,7 +293,8 @@ static int emit_iota(struct planner *p, struct sb *b, uint32_t n, const struct v
 static int emit_gather(struct planner *p, struct sb *b, uint32_t n, const struct view *v) {
     const struct pnode x = p->node.p[n];
     struct group *g = b->g;
-    const struct dvm_shape ss = *shape_of(p, x.in[0]), is = *shape_of(p, x.in[1]), rs = *shape_of(p, n);
+    const struct dvm_shape ss = *shape_of(p, x.in[0]), is = *shape_of(p, x.in[1]),
+                           rs = *shape_of(p, n);
     int axis = (int)(x.at[0] < 0 ? x.at[0] + ss.rank : x.at[0]);
     if (!v) v = dvm_view_std(p, g, &rs);
     struct view *sv = dvm_view_new(p, ss.rank), *iv = dvm_view_new(p, is.rank);
@@ -437,7 +453,8 @@ static bool is_small(int t) { return is_half(t) || t == DVM_U8 || t == DVM_I8; }
 static int emit_cast(struct planner *p, struct sb *b, int x, int from, int to) {
     int vf = dvm_vt_of(from), vt = dvm_vt_of(to);
     if (vf != vt) x = put(p, b, DVM_OP_CAST, vt, x, 0, 0);
-    bool wider = to == from || (vf == vt && !is_small(to)) || (to == DVM_U8 && from == DVM_BOOL) || (to == DVM_I8 && from == DVM_BOOL);
+    bool wider = to == from || (vf == vt && !is_small(to)) || (to == DVM_U8 && from == DVM_BOOL) ||
+                 (to == DVM_I8 && from == DVM_BOOL);
     if (x < 0 || !is_small(to) || wider) return x;
     return put(p, b, DVM_BC_RND, vt, x, to, 0);
 }
@@ -445,17 +462,40 @@ static int emit_cast(struct planner *p, struct sb *b, int x, int from, int to) {
 /* Exact on values already rounded: no new rounding in strict mode. */
 static bool exact(int op) {
     switch (op) {
-    case DVM_OP_COPY: case DVM_OP_NEG: case DVM_OP_ABS: case DVM_OP_SIGN: case DVM_OP_RELU: case DVM_OP_MAX: case DVM_OP_MIN:
-    case DVM_OP_SELECT: case DVM_OP_FLOOR: case DVM_OP_CEIL: case DVM_OP_TRUNC: case DVM_OP_ROUND: return true;
+    case DVM_OP_COPY:
+    case DVM_OP_NEG:
+    case DVM_OP_ABS:
+    case DVM_OP_SIGN:
+    case DVM_OP_RELU:
+    case DVM_OP_MAX:
+    case DVM_OP_MIN:
+    case DVM_OP_SELECT:
+    case DVM_OP_FLOOR:
+    case DVM_OP_CEIL:
+    case DVM_OP_TRUNC:
+    case DVM_OP_ROUND: return true;
     default: return false;
     }
 }
 
 static bool costly(int op) {
     switch (op) {
-    case DVM_OP_EXP: case DVM_OP_EXP2: case DVM_OP_EXPM1: case DVM_OP_LOG: case DVM_OP_LOG2: case DVM_OP_LOG1P: case DVM_OP_SIN:
-    case DVM_OP_COS: case DVM_OP_TANH: case DVM_OP_SIGMOID: case DVM_OP_ERF: case DVM_OP_POW: case DVM_OP_REM: case DVM_OP_FMOD:
-    case DVM_OP_FLOORDIV: case DVM_OP_TRUNCDIV: return true;
+    case DVM_OP_EXP:
+    case DVM_OP_EXP2:
+    case DVM_OP_EXPM1:
+    case DVM_OP_LOG:
+    case DVM_OP_LOG2:
+    case DVM_OP_LOG1P:
+    case DVM_OP_SIN:
+    case DVM_OP_COS:
+    case DVM_OP_TANH:
+    case DVM_OP_SIGMOID:
+    case DVM_OP_ERF:
+    case DVM_OP_POW:
+    case DVM_OP_REM:
+    case DVM_OP_FMOD:
+    case DVM_OP_FLOORDIV:
+    case DVM_OP_TRUNCDIV: return true;
     default: return false;
     }
 }
@@ -480,7 +520,8 @@ static int reuse_kept(struct planner *p, struct sb *b, uint32_t n) {
     return -2;
 }
 
-static const struct view *operand_view(struct planner *p, struct sb *b, uint32_t n, uint32_t x, const struct view *v, bool *ok) {
+static const struct view *operand_view(struct planner *p, struct sb *b, uint32_t n, uint32_t x,
+                                       const struct view *v, bool *ok) {
     *ok = true;
     if (!v || p->node.p[x].shape == p->node.p[n].shape) return v;
     const struct dvm_shape xs = *shape_of(p, x), ns = *shape_of(p, n);
@@ -493,7 +534,8 @@ static int emit_ew(struct planner *p, struct sb *b, uint32_t n, const struct vie
     const struct pnode x = p->node.p[n];
     struct group *g = b->g;
     int val[3] = {0};
-    if (!b->vec && g->kind != DVM_MODE_MAP && x.need == g->index && x.pass > 0 && invariant(g, v, shape_of(p, n)))
+    if (!b->vec && g->kind != DVM_MODE_MAP && x.need == g->index && x.pass > 0 &&
+        invariant(g, v, shape_of(p, n)))
         return outer_value(p, b, n, v);
     if (!b->vec && !v && g->keep_ok && costly(x.op)) {
         int k = reuse_kept(p, b, n);
@@ -507,7 +549,8 @@ static int emit_ew(struct planner *p, struct sb *b, uint32_t n, const struct vie
     if (x.op == DVM_OP_COPY) return val[0];
     if (x.op == DVM_OP_CAST) return emit_cast(p, b, val[0], p->node.p[x.in[0]].dtype, x.dtype);
     int r = put(p, b, x.op, dvm_vt_of(x.dtype), val[0], val[1], val[2]);
-    bool small = is_half(x.dtype) ? p->in->strict && !exact(x.op) : is_small(x.dtype) && !exact(x.op);
+    bool small =
+        is_half(x.dtype) ? p->in->strict && !exact(x.op) : is_small(x.dtype) && !exact(x.op);
     return r >= 0 && small ? put(p, b, DVM_BC_RND, dvm_vt_of(x.dtype), r, x.dtype, 0) : r;
 }
 
@@ -521,7 +564,9 @@ static bool again_elsewhere(struct planner *p, const struct sb *b, uint32_t n) {
 
 static int emit_scan(struct planner *p, struct sb *b, uint32_t n, const struct view *v) {
     struct pnode *x = &p->node.p[n];
-    if (x->group != b->g->index) return x->group == NO_GROUP ? stop_at(p, STOP_MAT, n) : round_strict(p, b, x, emit_memory(p, b, n, v));
+    if (x->group != b->g->index)
+        return x->group == NO_GROUP ? stop_at(p, STOP_MAT, n)
+                                    : round_strict(p, b, x, emit_memory(p, b, n, v));
     if (v || !b->g->scan || b->g->shape != x->shape) return stop_at(p, STOP_GROUP, n);
     int vt = dvm_vt_of(x->dtype), in = emit(p, b, x->in[0], NULL);
     return in < 0 ? -1 : round_strict(p, b, x, put(p, b, DVM_BC_SCAN, vt, in, 0, 0));
@@ -552,7 +597,8 @@ static int emit_new(struct planner *p, struct sb *b, uint32_t n, const struct vi
     if (x->op == DVM_OP_SIZE) return emit_number(p, b, x);
     if (x->op == DVM_OP_STORE) return emit(p, b, x->in[0], v);
     if (x->op == DVM_OP_CUMSUM) return emit_scan(p, b, n, v);
-    if (x->op == DVM_OP_GATHER) return elsewhere && x->mat ? emit_memory(p, b, n, v) : emit_gather(p, b, n, v);
+    if (x->op == DVM_OP_GATHER)
+        return elsewhere && x->mat ? emit_memory(p, b, n, v) : emit_gather(p, b, n, v);
     return emit_memory(p, b, n, v); /* CONCAT */
 }
 
@@ -579,12 +625,14 @@ static int emit(struct planner *p, struct sb *b, uint32_t n, const struct view *
 static bool emit_fold(struct planner *p, struct sb *b, const struct root *r) {
     const struct pnode n = p->node.p[r->node];
     struct group *g = b->g;
-    int vt = dvm_vt_of(n.op == DVM_OP_ARGMAX || n.op == DVM_OP_ARGMIN ? p->node.p[n.in[0]].dtype : n.dtype);
+    int vt = dvm_vt_of(n.op == DVM_OP_ARGMAX || n.op == DVM_OP_ARGMIN ? p->node.p[n.in[0]].dtype
+                                                                      : n.dtype);
     int x = emit(p, b, n.in[0], NULL);
     if (x < 0) return false;
     bool arg = n.op == DVM_OP_ARGMAX || n.op == DVM_OP_ARGMIN;
     int32_t id = new_rowvec(p, g, arg ? DVM_VT_I64 : vt, false);
-    struct popnd *o = id < 0 ? NULL : new_opnd(p, b, DVM_SRC_SCRATCH, 0, g->vec.p[id].dtype, DVM_ROLE_FOLD);
+    struct popnd *o =
+        id < 0 ? NULL : new_opnd(p, b, DVM_SRC_SCRATCH, 0, g->vec.p[id].dtype, DVM_ROLE_FOLD);
     if (!o) return false;
     o->vec = id;
     int at = (int)b->opnd.n - 1;
@@ -601,7 +649,8 @@ static bool emit_fold(struct planner *p, struct sb *b, const struct root *r) {
 }
 
 /* Map from the kept axes to the axes of an outer root, matched in order. */
-static const struct view *outer_view(struct planner *p, const struct group *g, const struct dvm_shape *s, bool *ok) {
+static const struct view *outer_view(struct planner *p, const struct group *g,
+                                     const struct dvm_shape *s, bool *ok) {
     struct view *v = dvm_view_new(p, s->rank);
     *ok = v != NULL;
     if (!v) return NULL;

@@ -10,7 +10,9 @@
 
 enum { MAX_ROOTS = 96, MAX_CUTS = 8 };
 
-static const struct dvm_shape *shape_of(const struct planner *p, uint32_t n) { return &p->shape.p[p->node.p[n].shape]; }
+static const struct dvm_shape *shape_of(const struct planner *p, uint32_t n) {
+    return &p->shape.p[p->node.p[n].shape];
+}
 
 static bool no_memory(struct planner *p) {
     p->st = DVM_ERR_NOMEM;
@@ -26,8 +28,10 @@ static void rest_on(struct planner *p, struct pnode *n, uint32_t o) {
     int pass = x->pass;
     if (x->cls == DVM_CLS_RED) pass++;
     if (x->op == DVM_OP_CONCAT || x->mat == MAT_FAR) need = x->group + 1, pass = 0;
-    if (need > n->need) n->need = need, n->pass = (uint8_t)DVM_MIN(pass, 255);
-    else if (need == n->need) n->pass = (uint8_t)DVM_MAX(n->pass, DVM_MIN(pass, 255));
+    if (need > n->need)
+        n->need = need, n->pass = (uint8_t)DVM_MIN(pass, 255);
+    else if (need == n->need)
+        n->pass = (uint8_t)DVM_MAX(n->pass, DVM_MIN(pass, 255));
     bool kept = x->cls == DVM_CLS_RED || x->mat || x->op == DVM_OP_CONCAT || x->op == DVM_OP_CUMSUM;
     uint32_t c = kept ? 0 : x->cost;
     n->cost = n->cost + c < n->cost ? UINT32_MAX : n->cost + c;
@@ -39,7 +43,8 @@ static void analyse(struct planner *p, uint32_t i) {
     n->pass = 0;
     n->cost = n->cls == DVM_CLS_EW ? dvm_plan_cost(n->op) : n->op == DVM_OP_GATHER ? 4 : 0;
     for (int k = 0; k < n->nin; k++) rest_on(p, n, n->in[k]);
-    if (n->op == DVM_OP_GATHER) { /* the source lies in memory: what computes it is an earlier kernel */
+    if (n->op ==
+        DVM_OP_GATHER) { /* the source lies in memory: what computes it is an earlier kernel */
         uint32_t x = n->in[0];
         while (p->node.p[x].cls == DVM_CLS_VIEW && !p->node.p[x].mat) x = p->node.p[x].in[0];
         if (p->node.p[x].group >= n->need) n->need = p->node.p[x].group + 1, n->pass = 0;
@@ -85,7 +90,9 @@ static struct group *new_group(struct planner *p, int32_t shape, uint32_t user) 
     for (int d = 0; d < s->rank; d++)
         if (s->d[d] != 1) g->ax[g->naxes++] = (struct axis){.size = s->d[d], .dim = d, .mult = 1};
     for (uint32_t i = 0; i < p->cut.n; i++)
-        if (p->cut.p[i].first == user && p->cut.p[i].shape == shape && !cut_axis(g, p->cut.p[i].axis, p->cut.p[i].at)) break;
+        if (p->cut.p[i].first == user && p->cut.p[i].shape == shape &&
+            !cut_axis(g, p->cut.p[i].axis, p->cut.p[i].at))
+            break;
     return g;
 }
 
@@ -123,12 +130,15 @@ static enum fit fits(const struct planner *p, const struct group *g, const struc
         const struct pnode *x = &p->node.p[n->in[0]];
         if (g->scan || x->shape != g->shape || (n->alone != 0) != g->alone) return FIT_NO;
         if (g->kind == DVM_MODE_MAP) return FIT_FULL;
-        return g->mask == n->mask && (g->kind == DVM_MODE_ROW) == (n->inner != 0) ? FIT_FULL : FIT_NO;
+        return g->mask == n->mask && (g->kind == DVM_MODE_ROW) == (n->inner != 0) ? FIT_FULL
+                                                                                  : FIT_NO;
     }
-    if (n->op == DVM_OP_CUMSUM) return r->kind != ROOT_MAT && n->group == g->index ? FIT_FULL : FIT_NO;
+    if (n->op == DVM_OP_CUMSUM)
+        return r->kind != ROOT_MAT && n->group == g->index ? FIT_FULL : FIT_NO;
     if (n->shape == g->shape && !g->alone && !(g->scan && n->need != g->index)) return FIT_FULL;
     bool rests = n->need == g->index && (n->pass > 0 || n->cls == DVM_CLS_RED);
-    if (g->kind != DVM_MODE_MAP && rests && kept_shape(p, g, &p->shape.p[n->shape])) return FIT_OUTER;
+    if (g->kind != DVM_MODE_MAP && rests && kept_shape(p, g, &p->shape.p[n->shape]))
+        return FIT_OUTER;
     return FIT_NO;
 }
 
@@ -191,8 +201,14 @@ static bool reshape_strides(const struct dvm_shape *o, const struct dvm_shape *x
     int64_t res[DVM_MAX_RANK] = {0};
     int i = x->rank - 1, j = o->rank - 1;
     while (i >= 0 && j >= 0) {
-        if (x->d[i] == 1) { i--; continue; }
-        if (o->d[j] == 1) { j--; continue; }
+        if (x->d[i] == 1) {
+            i--;
+            continue;
+        }
+        if (o->d[j] == 1) {
+            j--;
+            continue;
+        }
         int64_t pi = x->d[i], pj = o->d[j], base = st[j];
         res[i--] = base;
         while (pi != pj) {
@@ -223,7 +239,9 @@ static uint32_t through_views(const struct planner *p, uint32_t x, int64_t *st) 
         z = p->node.p[z].in[0];
     }
     const struct pnode *base = &p->node.p[z];
-    if (base->cls == DVM_CLS_LEAF || base->op == DVM_OP_CONCAT || (turned && base->need < 0 && base->uses == 1)) return x;
+    if (base->cls == DVM_CLS_LEAF || base->op == DVM_OP_CONCAT ||
+        (turned && base->need < 0 && base->uses == 1))
+        return x;
     while (x != z) {
         const struct pnode *n = &p->node.p[x];
         const struct dvm_shape *o = &p->shape.p[n->shape], *y = shape_of(p, n->in[0]);
@@ -231,7 +249,8 @@ static uint32_t through_views(const struct planner *p, uint32_t x, int64_t *st) 
             int64_t t[DVM_MAX_RANK];
             for (int j = 0; j < o->rank; j++) t[n->at[j]] = st[j];
             memcpy(st, t, sizeof t[0] * (size_t)o->rank);
-        } else if (n->op != DVM_OP_RESHAPE || p->numel.p[n->shape] == 0 || !reshape_strides(o, y, st)) {
+        } else if (n->op != DVM_OP_RESHAPE || p->numel.p[n->shape] == 0 ||
+                   !reshape_strides(o, y, st)) {
             return x;
         }
         x = n->in[0];
@@ -252,7 +271,8 @@ static bool visit_store(struct planner *p, uint32_t i) {
     if (!place(p, r)) return false;
     /* Later kernels may read the stored value back. */
     struct pnode *v = &p->node.p[r.node];
-    if (v->cls == DVM_CLS_EW && v->home < 0 && v->group == NO_GROUP && v->uses > 1 && exact_in_memory(r.dtype)) {
+    if (v->cls == DVM_CLS_EW && v->home < 0 && v->group == NO_GROUP && v->uses > 1 &&
+        exact_in_memory(r.dtype)) {
         struct buffer *bf = PUSH(p, p->buffer);
         if (!bf) return no_memory(p);
         *bf = (struct buffer){.src = DVM_SRC_OUTPUT, .dtype = r.dtype, .index = (uint16_t)r.buffer};
@@ -272,7 +292,8 @@ static bool visit_concat(struct planner *p, uint32_t i) {
     struct pnode *n = &p->node.p[i];
     const struct dvm_shape s = p->shape.p[n->shape];
     static const uint8_t ws_dtype[DVM_NVT] = {DVM_BOOL, DVM_I32, DVM_I64, DVM_F32, DVM_F64};
-    struct buffer bf = {.src = DVM_SRC_WS, .dtype = ws_dtype[dvm_vt_of(n->dtype)], .first = INT32_MAX};
+    struct buffer bf = {
+        .src = DVM_SRC_WS, .dtype = ws_dtype[dvm_vt_of(n->dtype)], .first = INT32_MAX};
     int64_t step = 1;
     for (int j = s.rank - 1; j >= 0; j--) bf.stride[j] = step, step *= s.d[j];
     n->group = -1;
@@ -294,7 +315,11 @@ static bool visit_concat(struct planner *p, uint32_t i) {
     uint32_t cnt = n->nat;
     for (uint32_t k = 1; k < cnt; k++) {
         uint32_t x = p->pref[p->node.p[i].at[k]];
-        struct root r = {.kind = ROOT_PIECE, .dtype = bf.dtype, .buffer = p->node.p[i].home, .node = x, .user = i};
+        struct root r = {.kind = ROOT_PIECE,
+                         .dtype = bf.dtype,
+                         .buffer = p->node.p[i].home,
+                         .node = x,
+                         .user = i};
         memcpy(r.stride, bf.stride, sizeof r.stride);
         r.offset = at * bf.stride[axis];
         at += shape_of(p, x)->d[axis];
@@ -316,8 +341,10 @@ static bool visit(struct planner *p, uint32_t i) {
     if (n->op == DVM_OP_STORE) return visit_store(p, i);
     if (n->op == DVM_OP_CONCAT) return visit_concat(p, i);
     if (p->numel.p[n->shape] == 0) return true;
-    if (n->cls == DVM_CLS_RED) return place(p, (struct root){.kind = ROOT_RED, .node = i, .user = i});
-    if (n->op == DVM_OP_CUMSUM || n->mat) return place(p, (struct root){.kind = ROOT_MAT, .node = i, .user = i});
+    if (n->cls == DVM_CLS_RED)
+        return place(p, (struct root){.kind = ROOT_RED, .node = i, .user = i});
+    if (n->op == DVM_OP_CUMSUM || n->mat)
+        return place(p, (struct root){.kind = ROOT_MAT, .node = i, .user = i});
     return true;
 }
 
@@ -340,7 +367,8 @@ static dvm_status learn(struct planner *p, uint32_t user) {
     struct pnode *n = &p->node.p[p->stop_node];
     switch (p->stop) {
     case STOP_MAT:
-        if (n->mat) DVM_FAIL(INTERNAL, "planner cannot place %s (%%%u)", dvm_op_table[n->op].text, n->gref);
+        if (n->mat)
+            DVM_FAIL(INTERNAL, "planner cannot place %s (%%%u)", dvm_op_table[n->op].text, n->gref);
         n->mat = MAT_NEAR;
         return DVM_OK;
     case STOP_GROUP: {
@@ -353,7 +381,8 @@ static dvm_status learn(struct planner *p, uint32_t user) {
             if (p->root.p[k].user == user) r = &p->root.p[k];
         struct group *g = r ? p->group.p[r->group] : p->group.p[p->group.n - 1];
         if (g->roots.n <= 1) { /* alone and still refused: keep something in memory */
-            if (n->mat || p->stop_node == 0) DVM_FAIL(LIMIT, "a kernel of this graph has too many operands or passes");
+            if (n->mat || p->stop_node == 0)
+                DVM_FAIL(LIMIT, "a kernel of this graph has too many operands or passes");
             n->mat = MAT_NEAR;
             return DVM_OK;
         }
@@ -363,7 +392,8 @@ static dvm_status learn(struct planner *p, uint32_t user) {
     case STOP_SPLIT: {
         struct cut *c = PUSH(p, p->cut);
         if (!c) return DVM_ERR_NOMEM;
-        *c = (struct cut){p->group.p[p->split_group]->first, p->group.p[p->split_group]->shape, p->split_axis, p->split_at};
+        *c = (struct cut){p->group.p[p->split_group]->first, p->group.p[p->split_group]->shape,
+                          p->split_axis, p->split_at};
         return DVM_OK;
     }
     default: return p->st != DVM_OK ? p->st : DVM_ERR_NOMEM;

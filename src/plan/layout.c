@@ -5,7 +5,9 @@
 #include "base/hash.h"
 #include "plan/plan_int.h"
 
-static struct sb *sb_at(const struct group *g, int i) { return i & 1 ? g->vecs[i / 2] : g->full[i / 2]; }
+static struct sb *sb_at(const struct group *g, int i) {
+    return i & 1 ? g->vecs[i / 2] : g->full[i / 2];
+}
 
 static bool live(const struct sb *b) {
     for (uint32_t i = 0; b && i < b->ins.n; i++)
@@ -13,7 +15,9 @@ static bool live(const struct sb *b) {
     return false;
 }
 
-static int64_t esize(const struct popnd *o) { return (int64_t)dvm_dtype_size((dvm_dtype)o->desc.dtype); }
+static int64_t esize(const struct popnd *o) {
+    return (int64_t)dvm_dtype_size((dvm_dtype)o->desc.dtype);
+}
 
 /* ---- blocks and scratch ------------------------------------------------------------------------------- */
 
@@ -44,7 +48,8 @@ static size_t lay_scratch(struct group *g, int64_t block) {
     for (uint32_t i = 0; i < g->vec.n; i++) {
         struct rowvec *r = &g->vec.p[i];
         r->offset = at;
-        int64_t each = (int64_t)dvm_dtype_size((dvm_dtype)r->dtype) * (r->kept ? g->ax[g->naxes - 1].size : 1);
+        int64_t each =
+            (int64_t)dvm_dtype_size((dvm_dtype)r->dtype) * (r->kept ? g->ax[g->naxes - 1].size : 1);
         at += (each * block + 63) / 64 * 64;
     }
     return (size_t)at;
@@ -68,8 +73,10 @@ static void scratch_strides(const struct group *g, struct popnd *o) {
 static uint8_t opnd_kind(const struct group *g, const struct popnd *o, bool vec) {
     int col = vec && g->kind == DVM_MODE_ROW ? g->naxes - 2 : g->naxes - 1;
     int64_t cs = o->stride[col];
-    bool iota = o->desc.role == DVM_ROLE_IOTA, out = o->desc.role == DVM_ROLE_STORE || o->desc.role == DVM_ROLE_FOLD;
-    if (o->desc.role == DVM_ROLE_FOLD) return g->kind == DVM_MODE_COL ? DVM_OPND_CONTIG : DVM_OPND_ROW;
+    bool iota = o->desc.role == DVM_ROLE_IOTA,
+         out = o->desc.role == DVM_ROLE_STORE || o->desc.role == DVM_ROLE_FOLD;
+    if (o->desc.role == DVM_ROLE_FOLD)
+        return g->kind == DVM_MODE_COL ? DVM_OPND_CONTIG : DVM_OPND_ROW;
     if (!iota && (cs == esize(o) || (out && g->ax[col].size <= 1))) return DVM_OPND_CONTIG;
     if (cs != 0) return DVM_OPND_STRIDED;
     for (int a = 0; a < g->naxes; a++)
@@ -106,7 +113,8 @@ static size_t lay_workspace(struct planner *p) {
             for (uint32_t k = 0; k < i; k++) {
                 const struct buffer *c = &p->buffer.p[k];
                 bool meet = c->src == DVM_SRC_WS && c->first <= b->last && b->first <= c->last;
-                if (!meet || b->offset >= c->offset + c->bytes || c->offset >= b->offset + b->bytes) continue;
+                if (!meet || b->offset >= c->offset + c->bytes || c->offset >= b->offset + b->bytes)
+                    continue;
                 b->offset = c->offset + c->bytes;
                 moved = true;
             }
@@ -137,7 +145,8 @@ static size_t measure(const struct planner *p) {
             const struct sb *b = sb_at(g, k);
             if (!live(b)) continue;
             n += sizeof(struct dvm_phase) + sizeof(struct dvm_strip) + sizeof(void *) + 128;
-            n += b->opnd.n * (sizeof(struct dvm_bind) + sizeof(struct dvm_opnd)) + b->ins.n * sizeof(struct dvm_ins);
+            n += b->opnd.n * (sizeof(struct dvm_bind) + sizeof(struct dvm_opnd)) +
+                 b->ins.n * sizeof(struct dvm_ins);
             n += b->lit.n * sizeof(uint64_t) + b->param.n * sizeof(uint16_t);
         }
     }
@@ -146,21 +155,27 @@ static size_t measure(const struct planner *p) {
 
 static uint64_t strip_hash(const struct dvm_strip *s) {
     uint64_t h = dvm_hash_mix(DVM_FORMAT, (uint64_t)s->mode << 8 | s->flags);
-    h = dvm_hash_mix(h, (uint64_t)s->nins << 48 | (uint64_t)s->nopnd << 32 | (uint64_t)s->nlit << 16 | s->nparam);
+    h = dvm_hash_mix(h, (uint64_t)s->nins << 48 | (uint64_t)s->nopnd << 32 |
+                            (uint64_t)s->nlit << 16 | s->nparam);
     h = dvm_hash_bytes(h, s->opnd, s->nopnd * sizeof *s->opnd);
     h = dvm_hash_bytes(h, s->lit, s->nlit * sizeof *s->lit);
     return dvm_hash_bytes(h, s->ins, s->nins * sizeof *s->ins);
 }
 
 static bool strip_same(const struct dvm_strip *a, const struct dvm_strip *b) {
-    return a->hash == b->hash && a->mode == b->mode && a->flags == b->flags && a->nins == b->nins && a->nopnd == b->nopnd &&
-           a->nlit == b->nlit && a->nparam == b->nparam && !memcmp(a->opnd, b->opnd, a->nopnd * sizeof *a->opnd) &&
-           !memcmp(a->lit, b->lit, a->nlit * sizeof *a->lit) && !memcmp(a->ins, b->ins, a->nins * sizeof *a->ins);
+    return a->hash == b->hash && a->mode == b->mode && a->flags == b->flags && a->nins == b->nins &&
+           a->nopnd == b->nopnd && a->nlit == b->nlit && a->nparam == b->nparam &&
+           !memcmp(a->opnd, b->opnd, a->nopnd * sizeof *a->opnd) &&
+           !memcmp(a->lit, b->lit, a->nlit * sizeof *a->lit) &&
+           !memcmp(a->ins, b->ins, a->nins * sizeof *a->ins);
 }
 
 static uint32_t add_strip(struct dvm_plan *pl, struct bump *bm, const struct sb *b, bool scan) {
-    struct dvm_strip s = {.nins = (uint16_t)b->ins.n, .nopnd = (uint16_t)b->opnd.n, .nlit = (uint16_t)b->lit.n,
-                          .nparam = (uint16_t)b->param.n, .mode = DVM_MODE_MAP};
+    struct dvm_strip s = {.nins = (uint16_t)b->ins.n,
+                          .nopnd = (uint16_t)b->opnd.n,
+                          .nlit = (uint16_t)b->lit.n,
+                          .nparam = (uint16_t)b->param.n,
+                          .mode = DVM_MODE_MAP};
     struct dvm_opnd *od = take(bm, b->opnd.n * sizeof *od);
     struct dvm_ins *in = take(bm, b->ins.n * sizeof *in);
     uint64_t *lit = take(bm, b->lit.n * sizeof *lit);
@@ -181,7 +196,8 @@ static uint32_t add_strip(struct dvm_plan *pl, struct bump *bm, const struct sb 
     return pl->nstrip++;
 }
 
-static void bind_opnd(const struct planner *p, const struct popnd *o, int naxes, struct dvm_bind *bd) {
+static void bind_opnd(const struct planner *p, const struct popnd *o, int naxes,
+                      struct dvm_bind *bd) {
     bd->src = o->src;
     bd->index = o->index;
     bd->offset = o->offset;
@@ -191,7 +207,8 @@ static void bind_opnd(const struct planner *p, const struct popnd *o, int naxes,
     bd->gn = o->gn;
 }
 
-static void add_phase(struct planner *p, struct dvm_plan *pl, struct bump *bm, struct sb *b, struct dvm_kplan *k, struct dvm_phase *ph) {
+static void add_phase(struct planner *p, struct dvm_plan *pl, struct bump *bm, struct sb *b,
+                      struct dvm_kplan *k, struct dvm_phase *ph) {
     const struct group *g = b->g;
     struct dvm_bind *bd = take(bm, b->opnd.n * sizeof *bd);
     uint16_t *par = take(bm, b->param.n * sizeof *par);
@@ -204,18 +221,28 @@ static void add_phase(struct planner *p, struct dvm_plan *pl, struct bump *bm, s
         k->bytes += traffic(g, o);
     }
     if (b->param.n) memcpy(par, b->param.p, b->param.n * sizeof *par);
-    *ph = (struct dvm_phase){.kind = b->vec ? DVM_PHASE_VEC : DVM_PHASE_FULL, .nbind = (uint16_t)b->opnd.n,
-                             .nparam = (uint16_t)b->param.n, .bind = bd, .param = par};
+    *ph = (struct dvm_phase){.kind = b->vec ? DVM_PHASE_VEC : DVM_PHASE_FULL,
+                             .nbind = (uint16_t)b->opnd.n,
+                             .nparam = (uint16_t)b->param.n,
+                             .bind = bd,
+                             .param = par};
     ph->strip = add_strip(pl, bm, b, g->scan);
     ph->pass = pl->strip[ph->strip].mode;
     pl->ninstructions += b->ins.n;
 }
 
-static void add_kernel(struct planner *p, struct dvm_plan *pl, struct bump *bm, struct group *g, struct dvm_kplan *k) {
-    static const char *const why[] = {"one pass over every element", "rows stay in cache between passes", "columns, rows in blocks of 64"};
+static void add_kernel(struct planner *p, struct dvm_plan *pl, struct bump *bm, struct group *g,
+                       struct dvm_kplan *k) {
+    static const char *const why[] = {"one pass over every element",
+                                      "rows stay in cache between passes",
+                                      "columns, rows in blocks of 64"};
     int n = 0;
     for (int i = 0; i < 2 * g->npass; i++) n += live(sb_at(g, i));
-    *k = (struct dvm_kplan){.kind = g->kind, .naxes = (uint8_t)g->naxes, .nm = (uint8_t)g->nm, .whole_rows = g->scan, .why = why[g->kind]};
+    *k = (struct dvm_kplan){.kind = g->kind,
+                            .naxes = (uint8_t)g->naxes,
+                            .nm = (uint8_t)g->nm,
+                            .whole_rows = g->scan,
+                            .why = why[g->kind]};
     for (int a = 0; a < g->naxes; a++) k->size[a] = g->ax[a].size;
     k->block = block_size(g, p->in->cache_bytes);
     k->scratch = lay_scratch(g, k->block);
@@ -237,7 +264,8 @@ static void count_bytes(const struct planner *p, struct dvm_plan *pl) {
         pl->bytes_unfused += own;
         for (int k = 0; k < n->nin; k++) {
             const struct pnode *x = &p->node.p[n->in[k]];
-            pl->bytes_unfused += p->numel.p[x->shape] * (int64_t)dvm_dtype_size((dvm_dtype)x->dtype);
+            pl->bytes_unfused +=
+                p->numel.p[x->shape] * (int64_t)dvm_dtype_size((dvm_dtype)x->dtype);
         }
     }
 }

@@ -8,12 +8,16 @@
 static dvm_status check_kind(const struct planner *p, uint32_t kernels) {
     const struct dvm_graph *g = p->g;
     if (g->kind == DVM_VECTOR && !(g->flags & DVM_SPEC) && kernels > 1)
-        DVM_FAIL(KIND, "a vector kernel is one fused kernel, but this graph needs %u (a value after a reduction, or shapes without one "
-                       "common iteration space); use kind split, or the spec flag", kernels);
+        DVM_FAIL(KIND,
+                 "a vector kernel is one fused kernel, but this graph needs %u (a value after a "
+                 "reduction, or shapes without one "
+                 "common iteration space); use kind split, or the spec flag",
+                 kernels);
     return DVM_OK;
 }
 
-dvm_status dvm_plan_make(const struct dvm_plan_in *in, struct dvm_arena *a, const struct dvm_mem *mem, struct dvm_plan **out) {
+dvm_status dvm_plan_make(const struct dvm_plan_in *in, struct dvm_arena *a,
+                         const struct dvm_mem *mem, struct dvm_plan **out) {
     struct planner p = {.g = in->g, .in = in, .a = a};
     DVM_TRY(dvm_plan_nodes(&p));
     DVM_TRY(dvm_plan_groups(&p));
@@ -23,7 +27,8 @@ dvm_status dvm_plan_make(const struct dvm_plan_in *in, struct dvm_arena *a, cons
     return st;
 }
 
-dvm_status dvm_plan_infer(const struct dvm_plan_in *in, struct dvm_arena *a, struct dvm_plan_out *out) {
+dvm_status dvm_plan_infer(const struct dvm_plan_in *in, struct dvm_arena *a,
+                          struct dvm_plan_out *out) {
     struct planner p = {.g = in->g, .in = in, .a = a};
     DVM_TRY(dvm_plan_nodes(&p));
     for (int i = 0; i < in->g->n_out; i++) {

@@ -70,14 +70,17 @@ static const int64_t *attrs(struct planner *p, const struct dvm_node *nd) {
     for (i = 0; i < nd->nattr; i++) {
         r[i] = dvm_dim_value(&e.e, at[i]);
         if (r[i] == DVM_DIM_UNKNOWN) {
-            p->st = dvm_err_set(DVM_ERR_SHAPE, "a dimension expression overflows, divides by zero or names a missing axis");
+            p->st = dvm_err_set(
+                DVM_ERR_SHAPE,
+                "a dimension expression overflows, divides by zero or names a missing axis");
             return NULL;
         }
     }
     return r;
 }
 
-static dvm_status load_shape(struct planner *p, const struct dvm_node *nd, const int64_t *at, struct dvm_shape *s) {
+static dvm_status load_shape(struct planner *p, const struct dvm_node *nd, const int64_t *at,
+                             struct dvm_shape *s) {
     int arg = (int)at[0];
     *s = p->in->shape[arg];
     if (nd->rank < 0 || (p->g->flags & DVM_DYN)) return DVM_OK;
@@ -89,12 +92,13 @@ static dvm_status load_shape(struct planner *p, const struct dvm_node *nd, const
         if (ok && decl.d[i] >= 0 && decl.d[i] != s->d[i]) ok = false;
     }
     if (!ok)
-        DVM_FAIL(SHAPE, "argument %d has shape %s, the kernel takes %s", arg, dvm_shape_str(s, have, sizeof have),
-                 dvm_shape_str(&decl, want, sizeof want));
+        DVM_FAIL(SHAPE, "argument %d has shape %s, the kernel takes %s", arg,
+                 dvm_shape_str(s, have, sizeof have), dvm_shape_str(&decl, want, sizeof want));
     return DVM_OK;
 }
 
-static dvm_status infer(struct planner *p, const struct dvm_node *nd, const int64_t *at, struct pnode *pn) {
+static dvm_status infer(struct planner *p, const struct dvm_node *nd, const int64_t *at,
+                        struct pnode *pn) {
     if (dvm_op_table[nd->op].cls == DVM_CLS_EW) {
         int32_t s = p->node.p[pn->in[0]].shape;
         bool same = true;
@@ -102,8 +106,10 @@ static dvm_status infer(struct planner *p, const struct dvm_node *nd, const int6
             int32_t t = p->node.p[pn->in[i]].shape;
             if (t == s) continue;
             if (p->shape.p[t].rank == 0) continue;
-            if (p->shape.p[s].rank == 0) s = t;
-            else same = false;
+            if (p->shape.p[s].rank == 0)
+                s = t;
+            else
+                same = false;
         }
         if (same) {
             pn->shape = s;
@@ -144,7 +150,12 @@ static uint32_t new_const(struct planner *p, int dtype, dvm_ref gref, int64_t bi
     int32_t s = dvm_plan_shape(p, &(struct dvm_shape){.rank = 0});
     if (!at || s < 0) return 0;
     *at = bits;
-    return new_node(p, (struct pnode){.op = DVM_OP_CONST, .dtype = (uint8_t)dtype, .gref = gref, .shape = s, .at = at, .nat = 1});
+    return new_node(p, (struct pnode){.op = DVM_OP_CONST,
+                                      .dtype = (uint8_t)dtype,
+                                      .gref = gref,
+                                      .shape = s,
+                                      .at = at,
+                                      .nat = 1});
 }
 
 /* A reduction of nothing but axes of size 1: the tree of one element, that is identity op x. */
@@ -154,29 +165,58 @@ static uint32_t red_single(struct planner *p, const struct pnode *n) {
     int64_t *dims = dvm_arena_raw(p->a, sizeof *dims * (DVM_MAX_RANK + 1));
     if (!dims) return 0;
     memcpy(dims, s->d, sizeof s->d);
-    struct pnode r = {.op = DVM_OP_COPY, .dtype = n->dtype, .nin = 1, .in = {x}, .gref = n->gref, .shape = p->node.p[x].shape};
+    struct pnode r = {.op = DVM_OP_COPY,
+                      .dtype = n->dtype,
+                      .nin = 1,
+                      .in = {x},
+                      .gref = n->gref,
+                      .shape = p->node.p[x].shape};
     if (n->op == DVM_OP_ARGMAX || n->op == DVM_OP_ARGMIN) {
         if (!(c = new_const(p, DVM_I64, n->gref, 0))) return 0;
-        r = (struct pnode){.op = DVM_OP_BROADCAST, .nin = 1, .in = {c}, .gref = n->gref, .dtype = DVM_I64, .at = dims,
-                           .nat = (uint32_t)s->rank, .shape = n->shape};
+        r = (struct pnode){.op = DVM_OP_BROADCAST,
+                           .nin = 1,
+                           .in = {c},
+                           .gref = n->gref,
+                           .dtype = DVM_I64,
+                           .at = dims,
+                           .nat = (uint32_t)s->rank,
+                           .shape = n->shape};
         return new_node(p, r);
     }
     if (n->op == DVM_OP_SUM) {
         if (!(c = new_const(p, n->dtype, n->gref, 0))) return 0;
-        r = (struct pnode){.op = DVM_OP_ADD, .dtype = n->dtype, .nin = 2, .in = {x, c}, .gref = n->gref, .shape = p->node.p[x].shape};
+        r = (struct pnode){.op = DVM_OP_ADD,
+                           .dtype = n->dtype,
+                           .nin = 2,
+                           .in = {x, c},
+                           .gref = n->gref,
+                           .shape = p->node.p[x].shape};
     }
     x = new_node(p, r);
     if (!x || r.shape == n->shape) return x;
-    return new_node(p, (struct pnode){.op = DVM_OP_RESHAPE, .dtype = n->dtype, .nin = 1, .in = {x}, .gref = n->gref, .at = dims,
-                                      .nat = (uint32_t)s->rank, .shape = n->shape});
+    return new_node(p, (struct pnode){.op = DVM_OP_RESHAPE,
+                                      .dtype = n->dtype,
+                                      .nin = 1,
+                                      .in = {x},
+                                      .gref = n->gref,
+                                      .at = dims,
+                                      .nat = (uint32_t)s->rank,
+                                      .shape = n->shape});
 }
 
 /* The reduction with exactly these axes, sizes kept as 1, then a view to the wanted shape. */
-static uint32_t red_over(struct planner *p, const struct pnode *n, uint32_t x, uint32_t mask, bool inner) {
+static uint32_t red_over(struct planner *p, const struct pnode *n, uint32_t x, uint32_t mask,
+                         bool inner) {
     struct dvm_shape s = p->shape.p[p->node.p[x].shape];
     for (int i = 0; i < s.rank; i++)
         if (mask >> i & 1) s.d[i] = 1;
-    struct pnode r = {.op = n->op, .dtype = n->dtype, .nin = 1, .in = {x}, .gref = n->gref, .mask = mask, .inner = inner};
+    struct pnode r = {.op = n->op,
+                      .dtype = n->dtype,
+                      .nin = 1,
+                      .in = {x},
+                      .gref = n->gref,
+                      .mask = mask,
+                      .inner = inner};
     r.shape = dvm_plan_shape(p, &s);
     return r.shape < 0 ? 0 : new_node(p, r);
 }
@@ -184,11 +224,14 @@ static uint32_t red_over(struct planner *p, const struct pnode *n, uint32_t x, u
 static uint32_t red_normal(struct planner *p, const struct pnode *n) {
     const struct dvm_shape *xs = &p->shape.p[p->node.p[n->in[0]].shape];
     uint32_t want = n->nat == 1 ? ~0u : 0, mask = 0, kept = 0, suffix = 0;
-    for (uint32_t i = 1; i < n->nat; i++) want |= 1u << (n->at[i] < 0 ? n->at[i] + xs->rank : n->at[i]);
+    for (uint32_t i = 1; i < n->nat; i++)
+        want |= 1u << (n->at[i] < 0 ? n->at[i] + xs->rank : n->at[i]);
     for (int i = 0; i < xs->rank; i++) {
         if (xs->d[i] == 1) continue;
-        if (want >> i & 1) mask |= 1u << i;
-        else kept |= 1u << i;
+        if (want >> i & 1)
+            mask |= 1u << i;
+        else
+            kept |= 1u << i;
     }
     if (!mask) return red_single(p, n);
     for (int i = xs->rank - 1; i >= 0 && !(kept >> i & 1); i--) suffix |= mask & 1u << i;
@@ -200,8 +243,14 @@ static uint32_t red_normal(struct planner *p, const struct pnode *n) {
     int64_t *dims = dvm_arena_raw(p->a, sizeof *dims * (DVM_MAX_RANK + 1));
     if (!dims) return 0;
     memcpy(dims, s->d, sizeof s->d);
-    return new_node(p, (struct pnode){.op = DVM_OP_RESHAPE, .dtype = n->dtype, .nin = 1, .in = {x}, .gref = n->gref, .at = dims,
-                                      .nat = (uint32_t)s->rank, .shape = n->shape});
+    return new_node(p, (struct pnode){.op = DVM_OP_RESHAPE,
+                                      .dtype = n->dtype,
+                                      .nin = 1,
+                                      .in = {x},
+                                      .gref = n->gref,
+                                      .at = dims,
+                                      .nat = (uint32_t)s->rank,
+                                      .shape = n->shape});
 }
 
 static uint32_t size_const(struct planner *p, const struct pnode *n) {
@@ -210,26 +259,31 @@ static uint32_t size_const(struct planner *p, const struct pnode *n) {
     for (uint32_t i = 0; i < n->nat; i++) v *= s->d[n->at[i] < 0 ? n->at[i] + s->rank : n->at[i]];
     for (int i = 0; n->nat == 0 && i < s->rank; i++) v *= s->d[i];
     uint32_t c = new_const(p, DVM_I64, n->gref, v);
-    if (c) p->node.p[c].op = DVM_OP_SIZE; /* a number fixed by shapes: a parameter, not a literal of the bytecode */
+    if (c)
+        p->node.p[c].op =
+            DVM_OP_SIZE; /* a number fixed by shapes: a parameter, not a literal of the bytecode */
     return c;
 }
 
 dvm_status dvm_plan_nodes(struct planner *p) {
     const struct dvm_graph *g = p->g;
     p->pref = dvm_arena_new(p->a, sizeof *p->pref * g->node.n);
-    if (!p->pref || !new_node(p, (struct pnode){.op = DVM_OP_CONST}) ) {
+    if (!p->pref || !new_node(p, (struct pnode){.op = DVM_OP_CONST})) {
         if (!p->pref || p->node.n == 0) return DVM_ERR_NOMEM;
     }
     for (dvm_ref r = 1; r < g->node.n; r++) {
         const struct dvm_node *nd = &g->node.p[r];
-        struct pnode n = {.op = nd->op, .dtype = nd->dtype, .nin = nd->nin, .gref = r, .nat = nd->nattr};
+        struct pnode n = {
+            .op = nd->op, .dtype = nd->dtype, .nin = nd->nin, .gref = r, .nat = nd->nattr};
         for (int i = 0; i < nd->nin; i++) n.in[i] = p->pref[nd->in[i]];
         n.at = attrs(p, nd);
         if (!n.at) return dvm_graph_blame(g, r, p->st);
         dvm_status st = infer(p, nd, n.at, &n);
         if (st != DVM_OK) return dvm_graph_blame(g, r, st);
         int cls = dvm_op_table[nd->op].cls;
-        p->pref[r] = cls == DVM_CLS_RED ? red_normal(p, &n) : nd->op == DVM_OP_SIZE ? size_const(p, &n) : new_node(p, n);
+        p->pref[r] = cls == DVM_CLS_RED      ? red_normal(p, &n)
+                     : nd->op == DVM_OP_SIZE ? size_const(p, &n)
+                                             : new_node(p, n);
         if (!p->pref[r]) return DVM_ERR_NOMEM;
     }
     return DVM_OK;

@@ -17,19 +17,19 @@
 enum { DVM_MAX_AXES = 14 };
 
 enum dvm_src {
-    DVM_SRC_INPUT,   /* argument `index` */
-    DVM_SRC_OUTPUT,  /* output `index` */
-    DVM_SRC_WS,      /* workspace of the run */
+    DVM_SRC_INPUT,  /* argument `index` */
+    DVM_SRC_OUTPUT, /* output `index` */
+    DVM_SRC_WS,     /* workspace of the run */
     DVM_SRC_SCRATCH, /* block-local; stride counts from the start of the block (block axis, strip axis) */
-    DVM_SRC_NONE     /* IOTA: offset is the number at the origin */
+    DVM_SRC_NONE /* IOTA: offset is the number at the origin */
 };
 
 struct dvm_bind {
     uint8_t src;
     uint16_t index;
-    int64_t offset;                /* bytes */
-    int64_t stride[DVM_MAX_AXES];  /* bytes per step of each kernel axis */
-    int64_t gs, gn;                /* PICK */
+    int64_t offset;               /* bytes */
+    int64_t stride[DVM_MAX_AXES]; /* bytes per step of each kernel axis */
+    int64_t gs, gn;               /* PICK */
 };
 
 /* A phase: a strip over the kernel's space, or (VEC) over the block axis only: rows of a ROW block, columns of a COL
@@ -37,7 +37,7 @@ struct dvm_bind {
 enum dvm_phase_kind { DVM_PHASE_FULL, DVM_PHASE_VEC };
 struct dvm_phase {
     uint8_t kind;
-    uint8_t pass;                /* MAP, ROW or COL: mode of the strip */
+    uint8_t pass; /* MAP, ROW or COL: mode of the strip */
     uint16_t nbind, nparam;
     uint32_t strip;              /* in dvm_plan.strip */
     const struct dvm_bind *bind; /* one per strip operand */
@@ -50,18 +50,18 @@ struct dvm_kplan {
     uint8_t whole_rows; /* has a SCAN, or keeps rows in scratch: a row is never cut */
     uint16_t nphase;
     int64_t size[DVM_MAX_AXES];
-    int64_t block;    /* rows (ROW) or columns (COL) in a block, >= 1 */
-    size_t scratch;   /* bytes of block-local buffers for `block` rows or columns */
-    int64_t bytes;    /* operand bytes moved */
+    int64_t block;  /* rows (ROW) or columns (COL) in a block, >= 1 */
+    size_t scratch; /* bytes of block-local buffers for `block` rows or columns */
+    int64_t bytes;  /* operand bytes moved */
     const struct dvm_phase *phase;
-    const char *why;  /* one line: what bounds this kernel */
+    const char *why; /* one line: what bounds this kernel */
 };
 
 /* Parameters: numbers fixed by the shapes, or scalar arguments read at each run. */
 struct dvm_pparam {
-    uint8_t vt;      /* value type of the strip parameter */
-    uint8_t dtype;   /* f16, bf16, u8, i8: rounded to it first */
-    int16_t input;   /* argument, or -1: bits */
+    uint8_t vt;    /* value type of the strip parameter */
+    uint8_t dtype; /* f16, bf16, u8, i8: rounded to it first */
+    int16_t input; /* argument, or -1: bits */
     uint64_t bits;
 };
 

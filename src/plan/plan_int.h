@@ -17,14 +17,14 @@ enum { MAT_NEAR = 1, MAT_FAR = 2 };
  * either a suffix of the axes (inner: ROW) or do not contain the last axis (outer: COL). */
 struct pnode {
     uint8_t op, dtype, cls, nin;
-    uint8_t inner;    /* RED: ROW form */
+    uint8_t inner;  /* RED: ROW form */
     uint8_t mat;    /* MAT_*: computed as a root of its own and read back by later kernels */
-    uint8_t alone;    /* RED: shares a kernel with reductions like it only */
-    uint8_t direct;   /* CONCAT: written straight to output `at` of its only user */
-    uint8_t pass;     /* first pass in which the value exists, in group `need` */
-    int32_t shape;    /* in shapes */
+    uint8_t alone;  /* RED: shares a kernel with reductions like it only */
+    uint8_t direct; /* CONCAT: written straight to output `at` of its only user */
+    uint8_t pass;   /* first pass in which the value exists, in group `need` */
+    int32_t shape;  /* in shapes */
     uint32_t in[3];
-    uint32_t mask;    /* RED: reduced axes of the operand */
+    uint32_t mask; /* RED: reduced axes of the operand */
     uint32_t nat;
     const int64_t *at; /* attributes, expressions replaced */
     dvm_ref gref;      /* graph node, for messages */
@@ -42,10 +42,10 @@ struct buffer {
     uint8_t src; /* WS or OUTPUT */
     uint8_t dtype;
     uint16_t index;
-    int32_t first, last;               /* kernels that write and read it */
-    int64_t offset;                    /* WS: assigned at the end */
+    int32_t first, last; /* kernels that write and read it */
+    int64_t offset;      /* WS: assigned at the end */
     int64_t bytes;
-    int64_t stride[DVM_MAX_RANK];      /* elements, by axes of the node */
+    int64_t stride[DVM_MAX_RANK]; /* elements, by axes of the node */
 };
 
 /* Index map from kernel axes to the axes of a node: index of axis j is off[j] + sum over a of i_a * inc[a][j]. Row
@@ -68,9 +68,9 @@ struct popnd {
     struct dvm_opnd desc;
     uint8_t src;
     uint16_t index;
-    int32_t buffer;  /* WS, or OUTPUT read back: buffer, else -1 */
-    int32_t vec;     /* SCRATCH: row vector; or rows kept */
-    int64_t offset;  /* bytes */
+    int32_t buffer; /* WS, or OUTPUT read back: buffer, else -1 */
+    int32_t vec;    /* SCRATCH: row vector; or rows kept */
+    int64_t offset; /* bytes */
     int64_t stride[DVM_MAX_AXES];
     int64_t gs, gn;
 };
@@ -119,14 +119,14 @@ struct cut {
 enum root_kind { ROOT_STORE, ROOT_RED, ROOT_MAT, ROOT_PIECE };
 struct root {
     uint8_t kind;
-    uint8_t outer;      /* value at the kept axes only */
-    uint32_t node;      /* STORE: the stored value (views pushed into the strides); PIECE: operand */
-    int32_t buffer;     /* STORE: output index; PIECE: buffer of the concat */
-    int64_t offset;     /* elements */
+    uint8_t outer;  /* value at the kept axes only */
+    uint32_t node;  /* STORE: the stored value (views pushed into the strides); PIECE: operand */
+    int32_t buffer; /* STORE: output index; PIECE: buffer of the concat */
+    int64_t offset; /* elements */
     int64_t stride[DVM_MAX_RANK]; /* elements, by axes of node */
     uint8_t dtype;
     int32_t group;
-    uint32_t user;      /* node that decides its place: STORE, CONCAT or itself */
+    uint32_t user; /* node that decides its place: STORE, CONCAT or itself */
 };
 
 struct group {
@@ -160,7 +160,7 @@ struct planner {
     DVM_VEC(struct dvm_shape) shape;
     DVM_VEC(int64_t) numel; /* by shape */
     DVM_VEC(struct pnode) node;
-    uint32_t *pref;         /* graph node -> pnode */
+    uint32_t *pref; /* graph node -> pnode */
     DVM_VEC(struct buffer) buffer;
     DVM_VEC(struct root) root;
     DVM_VEC(struct group *) group;
@@ -178,26 +178,33 @@ struct planner {
 
 /* arena growth of a DVM_VEC; false (p->st set) without memory */
 bool dvm_plan_grow(struct planner *p, void **q, uint32_t *cap, uint32_t want, size_t elem);
-#define PUSH(p, v) \
-    ((v).n < (v).cap || dvm_plan_grow((p), (void **)&(v).p, &(v).cap, (v).n + 1, sizeof *(v).p) ? &(v).p[(v).n++] : NULL)
+#define PUSH(p, v)                                                                              \
+    ((v).n < (v).cap || dvm_plan_grow((p), (void **)&(v).p, &(v).cap, (v).n + 1, sizeof *(v).p) \
+         ? &(v).p[(v).n++]                                                                      \
+         : NULL)
 
-dvm_status dvm_plan_nodes(struct planner *p);                     /* nodes.c */
+dvm_status dvm_plan_nodes(struct planner *p);                         /* nodes.c */
 int32_t dvm_plan_shape(struct planner *p, const struct dvm_shape *s); /* interned */
-dvm_status dvm_plan_groups(struct planner *p);                    /* group.c */
-bool dvm_plan_emit_root(struct planner *p, struct group *g, struct root *r); /* emit.c: false: p->stop says why */
+dvm_status dvm_plan_groups(struct planner *p);                        /* group.c */
+bool dvm_plan_emit_root(struct planner *p, struct group *g,
+                        struct root *r); /* emit.c: false: p->stop says why */
 /* Merges and orders the axes of every kernel; p->stop set when a kernel cannot have one strip axis. */
-void dvm_plan_axes(struct planner *p);                            /* axes.c */
-dvm_status dvm_plan_layout(struct planner *p, const struct dvm_mem *mem, struct dvm_plan **out); /* layout.c */
+void dvm_plan_axes(struct planner *p); /* axes.c */
+dvm_status dvm_plan_layout(struct planner *p, const struct dvm_mem *mem,
+                           struct dvm_plan **out); /* layout.c */
 
 /* view.c. NULL on failure with p->stop set. */
-int64_t dvm_view_inc(const struct group *g, const struct view *v, const struct dvm_shape *s, int a, int j);
+int64_t dvm_view_inc(const struct group *g, const struct view *v, const struct dvm_shape *s, int a,
+                     int j);
 struct view *dvm_view_new(struct planner *p, int rank);
 struct view *dvm_view_std(struct planner *p, const struct group *g, const struct dvm_shape *s);
 /* Interns, so that equal maps are equal pointers; the standard map of s becomes NULL. */
-const struct view *dvm_view_intern(const struct group *g, struct view *v, const struct dvm_shape *s);
+const struct view *dvm_view_intern(const struct group *g, struct view *v,
+                                   const struct dvm_shape *s);
 /* The map of operand `x` of VIEW node n seen through v. *ok false: stopped. */
-const struct view *dvm_view_through(struct planner *p, struct group *g, const struct pnode *n, const struct dvm_shape *xs,
-                                    const struct view *v, bool *ok);
-const struct view *dvm_view_broadcast(struct planner *p, struct group *g, const struct dvm_shape *ns, const struct dvm_shape *xs,
+const struct view *dvm_view_through(struct planner *p, struct group *g, const struct pnode *n,
+                                    const struct dvm_shape *xs, const struct view *v, bool *ok);
+const struct view *dvm_view_broadcast(struct planner *p, struct group *g,
+                                      const struct dvm_shape *ns, const struct dvm_shape *xs,
                                       const struct view *v);
 #endif

@@ -3,7 +3,8 @@
 
 #include "plan/plan_int.h"
 
-int64_t dvm_view_inc(const struct group *g, const struct view *v, const struct dvm_shape *s, int a, int j) {
+int64_t dvm_view_inc(const struct group *g, const struct view *v, const struct dvm_shape *s, int a,
+                     int j) {
     if (v) return v->inc[a][j];
     if (a >= g->naxes || s->d[j] == 1) return 0;
     return g->ax[a].dim - (g->rank - s->rank) == j ? g->ax[a].mult : 0;
@@ -27,11 +28,13 @@ struct view *dvm_view_std(struct planner *p, const struct group *g, const struct
     return v;
 }
 
-const struct view *dvm_view_intern(const struct group *g, struct view *v, const struct dvm_shape *s) {
+const struct view *dvm_view_intern(const struct group *g, struct view *v,
+                                   const struct dvm_shape *s) {
     bool std = true;
     for (int j = 0; std && j < s->rank; j++) {
         std = v->off[j] == 0 && v->inc[g->naxes][j] == 0;
-        for (int a = 0; std && a < g->naxes; a++) std = v->inc[a][j] == dvm_view_inc(g, NULL, s, a, j);
+        for (int a = 0; std && a < g->naxes; a++)
+            std = v->inc[a][j] == dvm_view_inc(g, NULL, s, a, j);
     }
     if (std) return NULL;
     for (int b = 0; b < 2 * g->npass; b++) {
@@ -46,7 +49,8 @@ const struct view *dvm_view_intern(const struct group *g, struct view *v, const 
     return v;
 }
 
-const struct view *dvm_view_broadcast(struct planner *p, struct group *g, const struct dvm_shape *ns, const struct dvm_shape *xs,
+const struct view *dvm_view_broadcast(struct planner *p, struct group *g,
+                                      const struct dvm_shape *ns, const struct dvm_shape *xs,
                                       const struct view *v) {
     if (!v) return NULL;
     struct view *w = dvm_view_new(p, xs->rank);
@@ -74,15 +78,19 @@ static bool next_run(const struct dvm_shape *o, const struct dvm_shape *x, struc
     if (r->o1 < o->rank) po = o->d[r->o1++];
     if (r->i1 < x->rank) pi = x->d[r->i1++];
     while (po != pi) {
-        if (po < pi && r->o1 < o->rank) po *= o->d[r->o1++];
-        else if (r->i1 < x->rank) pi *= x->d[r->i1++];
-        else break; /* equal totals: only sizes of 1 can be left */
+        if (po < pi && r->o1 < o->rank)
+            po *= o->d[r->o1++];
+        else if (r->i1 < x->rank)
+            pi *= x->d[r->i1++];
+        else
+            break; /* equal totals: only sizes of 1 can be left */
     }
     return true;
 }
 
 /* Step `lin` of axis a (size n) within the operand axes of run r: which axis and how far. */
-static bool place(const struct dvm_shape *x, struct run r, int64_t lin, int64_t n, int *dim, int64_t *step, int64_t *cut) {
+static bool place(const struct dvm_shape *x, struct run r, int64_t lin, int64_t n, int *dim,
+                  int64_t *step, int64_t *cut) {
     int64_t inner = 1, mag = lin < 0 ? -lin : lin;
     *cut = 0;
     for (int i = r.i1 - 1; i >= r.i0; i--) {
@@ -109,21 +117,24 @@ static bool run_offsets(const struct dvm_shape *x, struct run r, int64_t lin, st
 }
 
 /* Index sums must not carry from one operand axis to the next. */
-static bool no_carry(const struct group *g, const struct dvm_shape *x, struct run r, const struct view *w) {
+static bool no_carry(const struct group *g, const struct dvm_shape *x, struct run r,
+                     const struct view *w) {
     for (int i = r.i0; i < r.i1; i++) {
         int64_t lo = w->off[i], hi = lo;
         for (int a = 0; a <= g->naxes; a++) {
             int64_t reach = w->inc[a][i] * (g->ax[a].size - 1);
-            if (reach > 0) hi += reach;
-            else lo += reach;
+            if (reach > 0)
+                hi += reach;
+            else
+                lo += reach;
         }
         if (lo < 0 || hi >= x->d[i]) return false;
     }
     return true;
 }
 
-static bool map_run(struct planner *p, struct group *g, const struct dvm_shape *o, const struct dvm_shape *x, struct run r,
-                    const struct view *v, struct view *w) {
+static bool map_run(struct planner *p, struct group *g, const struct dvm_shape *o,
+                    const struct dvm_shape *x, struct run r, const struct view *v, struct view *w) {
     int big = 0, last = -1;
     for (int i = r.i0; i < r.i1; i++)
         if (x->d[i] != 1) big++, last = i;
@@ -148,7 +159,8 @@ static bool map_run(struct planner *p, struct group *g, const struct dvm_shape *
             w->inc[a][dim] = step;
             continue;
         }
-        bool may = cut > 1 && a < g->naxes && g->naxes < DVM_MAX_AXES && !(g->scan && a == g->naxes - 1);
+        bool may =
+            cut > 1 && a < g->naxes && g->naxes < DVM_MAX_AXES && !(g->scan && a == g->naxes - 1);
         if (may) {
             p->stop = STOP_SPLIT;
             p->split_group = g->index;
@@ -161,8 +173,8 @@ static bool map_run(struct planner *p, struct group *g, const struct dvm_shape *
     return ok && no_carry(g, x, r, w);
 }
 
-static struct view *through_reshape(struct planner *p, struct group *g, const struct pnode *n, const struct dvm_shape *xs,
-                                    const struct view *v) {
+static struct view *through_reshape(struct planner *p, struct group *g, const struct pnode *n,
+                                    const struct dvm_shape *xs, const struct view *v) {
     struct dvm_shape o = p->shape.p[n->shape], x = *xs;
     struct view *w = dvm_view_new(p, x.rank);
     if (!w || p->numel.p[n->shape] == 0) return w;
@@ -178,8 +190,8 @@ static struct view *through_reshape(struct planner *p, struct group *g, const st
     return w;
 }
 
-const struct view *dvm_view_through(struct planner *p, struct group *g, const struct pnode *n, const struct dvm_shape *xs,
-                                    const struct view *v, bool *ok) {
+const struct view *dvm_view_through(struct planner *p, struct group *g, const struct pnode *n,
+                                    const struct dvm_shape *xs, const struct view *v, bool *ok) {
     struct dvm_shape ns = p->shape.p[n->shape], x = *xs;
     *ok = true;
     if (n->op == DVM_OP_BROADCAST) {
@@ -188,7 +200,9 @@ const struct view *dvm_view_through(struct planner *p, struct group *g, const st
         return w ? dvm_view_intern(g, (struct view *)(uintptr_t)w, &x) : NULL;
     }
     if (!v) v = dvm_view_std(p, g, &ns);
-    struct view *w = !v ? NULL : n->op == DVM_OP_RESHAPE ? through_reshape(p, g, n, &x, v) : dvm_view_new(p, x.rank);
+    struct view *w = !v                        ? NULL
+                     : n->op == DVM_OP_RESHAPE ? through_reshape(p, g, n, &x, v)
+                                               : dvm_view_new(p, x.rank);
     *ok = w != NULL;
     if (!w) return NULL;
     for (int j = 0; n->op != DVM_OP_RESHAPE && j < ns.rank; j++) {

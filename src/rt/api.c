@@ -8,7 +8,8 @@ dvm_status dvm_graph_create(dvm_ctx *ctx, dvm_kind kind, uint32_t flags, dvm_gra
     *out = NULL;
     if (!ctx) DVM_FAIL(ARG, "context is NULL");
     if ((unsigned)kind > DVM_EAGER) DVM_FAIL(KIND, "%d is no kernel kind", (int)kind);
-    if (flags & ~(uint32_t)(DVM_DYN | DVM_UNIFY_WS | DVM_SPEC | DVM_STRICT)) DVM_FAIL(ARG, "unknown graph flags 0x%x", flags);
+    if (flags & ~(uint32_t)(DVM_DYN | DVM_UNIFY_WS | DVM_SPEC | DVM_STRICT))
+        DVM_FAIL(ARG, "unknown graph flags 0x%x", flags);
     DVM_TRY(dvm_graph_new(ctx, &ctx->mem, kind, flags, out));
     dvm_ctx_ref(ctx);
     return DVM_OK;

@@ -3,7 +3,8 @@
 #include "rt/rt.h"
 
 static dvm_status check_source(const struct dvm_graph *g) {
-    if (g->kind == DVM_CUBE) DVM_FAIL(KIND, "a cube kernel is one matmul, which this graph does not have");
+    if (g->kind == DVM_CUBE)
+        DVM_FAIL(KIND, "a cube kernel is one matmul, which this graph does not have");
     if (g->n_out == 0) DVM_FAIL(KIND, "the kernel has no store");
     return DVM_OK;
 }
@@ -22,11 +23,13 @@ static dvm_status describe_args(struct dvm_kernel *k) {
     if (!k->arg) return DVM_ERR_NOMEM;
     for (int i = 0; i < s->n_in; i++) {
         const struct dvm_node *n = &s->node.p[s->input.p[i]];
-        k->arg[i] = (struct arg_info){.scalar = n->op == DVM_OP_SCALAR, .dtype = n->dtype, .live = g->input.p[i] != 0};
+        k->arg[i] = (struct arg_info){
+            .scalar = n->op == DVM_OP_SCALAR, .dtype = n->dtype, .live = g->input.p[i] != 0};
     }
     for (uint32_t i = 0; i < g->expr.n; i++) {
         const struct dvm_dim_expr *x = &g->expr.p[i];
-        if (x->kind == DVM_DIMX_SCALAR && x->a) k->arg[dvm_node_attr(g, &g->node.p[x->a])[0]].in_dims = true;
+        if (x->kind == DVM_DIMX_SCALAR && x->a)
+            k->arg[dvm_node_attr(g, &g->node.p[x->a])[0]].in_dims = true;
     }
     return DVM_OK;
 }

@@ -8,13 +8,16 @@
 
 #define STR_(x) #x
 #define STR(x) STR_(x)
-const char *dvm_version(void) { return STR(DVM_VERSION_MAJOR) "." STR(DVM_VERSION_MINOR) "." STR(DVM_VERSION_PATCH); }
+const char *dvm_version(void) {
+    return STR(DVM_VERSION_MAJOR) "." STR(DVM_VERSION_MINOR) "." STR(DVM_VERSION_PATCH);
+}
 
 static dvm_status compile_strip(void *user, const struct dvm_strip *s, struct dvm_code **out) {
     struct dvm_ctx *c = user;
     dvm_status st = DVM_ERR_UNSUPPORTED;
     DVM_TRY(dvm_strip_verify(s));
-    for (int i = 0; i < c->ntier && st == DVM_ERR_UNSUPPORTED; i++) st = c->tier[i].compile(&c->tier[i], &c->mem, s, out);
+    for (int i = 0; i < c->ntier && st == DVM_ERR_UNSUPPORTED; i++)
+        st = c->tier[i].compile(&c->tier[i], &c->mem, s, out);
     return st;
 }
 
@@ -62,7 +65,8 @@ dvm_status dvm_ctx_create(const dvm_options *opt, dvm_ctx **out) {
     if (!out) DVM_FAIL(ARG, "result pointer is NULL");
     *out = NULL;
     if (opt) o = *opt;
-    if (o.threads < 0 || o.threads > 1024) DVM_FAIL(ARG, "%d threads: 1 to 1024, or 0 for all processors", o.threads);
+    if (o.threads < 0 || o.threads > 1024)
+        DVM_FAIL(ARG, "%d threads: 1 to 1024, or 0 for all processors", o.threads);
     struct dvm_mem mem = {o.alloc ? o.alloc : dvm_mem_system, o.alloc_user};
     struct dvm_ctx *c = dvm_mem_new(&mem, sizeof *c);
     if (!c) return DVM_ERR_NOMEM;
@@ -70,8 +74,12 @@ dvm_status dvm_ctx_create(const dvm_options *opt, dvm_ctx **out) {
     c->refs = 1;
     c->cache_bytes = core_cache();
     dvm_status st = pick_device(c, &o);
-    if (st == DVM_OK) st = dvm_pool_create(&c->mem, o.threads ? o.threads : default_threads(), o.parallel, o.parallel_user, &c->pool);
-    if (st == DVM_OK) st = dvm_strip_cache_create(&c->mem, (struct dvm_strip_maker){compile_strip, destroy_code, c}, &c->strips);
+    if (st == DVM_OK)
+        st = dvm_pool_create(&c->mem, o.threads ? o.threads : default_threads(), o.parallel,
+                             o.parallel_user, &c->pool);
+    if (st == DVM_OK)
+        st = dvm_strip_cache_create(
+            &c->mem, (struct dvm_strip_maker){compile_strip, destroy_code, c}, &c->strips);
     if (st != DVM_OK) {
         dvm_ctx_unref(c);
         return st;

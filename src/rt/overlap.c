@@ -21,13 +21,17 @@ static struct span span_of(const dvm_arg *a) {
     for (int j = 0; j < a->rank; j++) {
         if (a->dims[j] == 0) return (struct span){a->data, a->data};
         int64_t reach = (a->dims[j] - 1) * st[j];
-        if (reach < 0) lo += reach;
-        else hi += reach;
+        if (reach < 0)
+            lo += reach;
+        else
+            hi += reach;
     }
     return (struct span){(char *)a->data + lo * es, (char *)a->data + (hi + 1) * es};
 }
 
-static bool meet(struct span a, struct span b) { return a.lo < b.hi && b.lo < a.hi && a.lo < a.hi && b.lo < b.hi; }
+static bool meet(struct span a, struct span b) {
+    return a.lo < b.hi && b.lo < a.hi && a.lo < a.hi && b.lo < b.hi;
+}
 
 static bool identical(const dvm_arg *a, const dvm_arg *b) {
     int64_t sa[DVM_MAX_RANK], sb[DVM_MAX_RANK];
@@ -53,14 +57,18 @@ static bool interleaved(const dvm_arg *a, const dvm_arg *b) {
             for (int q = 0; q < t[i]->rank; q++) {
                 int64_t s = st[i][q] * es;
                 if (s < 0) return false;
-                if (s < pitch) reach += (t[i]->dims[q] - 1) * s;
-                else if (s % pitch) return false;
-                else found |= i == 1;
+                if (s < pitch)
+                    reach += (t[i]->dims[q] - 1) * s;
+                else if (s % pitch)
+                    return false;
+                else
+                    found |= i == 1;
             }
             from[i] = (int64_t)((uintptr_t)t[i]->data % (uintptr_t)pitch);
             len[i] = reach;
         }
-        if (found && from[0] + len[0] <= pitch && from[1] + len[1] <= pitch && (from[0] + len[0] <= from[1] || from[1] + len[1] <= from[0]))
+        if (found && from[0] + len[0] <= pitch && from[1] + len[1] <= pitch &&
+            (from[0] + len[0] <= from[1] || from[1] + len[1] <= from[0]))
             return true;
     }
     return false;
@@ -71,7 +79,8 @@ static bool overlaps_itself(const dvm_arg *a) {
     int64_t st[DVM_MAX_RANK], reach = 0;
     bool used[DVM_MAX_RANK] = {false};
     dense(a, st);
-    for (int n = 0; n < a->rank; n++) { /* from the smallest stride up: each must step past all before it */
+    for (int n = 0; n < a->rank;
+         n++) { /* from the smallest stride up: each must step past all before it */
         int best = -1;
         for (int j = 0; j < a->rank; j++) {
             if (used[j]) continue;
@@ -109,7 +118,9 @@ static bool in_place_safe(const struct dvm_plan *p, int input, int output) {
         for (int i = 0; i < ph->nbind; i++) {
             const struct dvm_bind *b = &ph->bind[i];
             if (b->src != DVM_SRC_INPUT || b->index != input) continue;
-            if (f > wrote || p->strip[ph->strip].opnd[i].role == DVM_ROLE_PICK || b->offset != w->offset) return false;
+            if (f > wrote || p->strip[ph->strip].opnd[i].role == DVM_ROLE_PICK ||
+                b->offset != w->offset)
+                return false;
             for (int a = 0; a < k->naxes; a++)
                 if (k->size[a] > 1 && b->stride[a] != w->stride[a]) return false;
         }
@@ -117,9 +128,11 @@ static bool in_place_safe(const struct dvm_plan *p, int input, int output) {
     return true;
 }
 
-static dvm_status copy_input(struct dvm_kernel *k, const dvm_arg *a, char **ptr, struct dvm_copies *c) {
+static dvm_status copy_input(struct dvm_kernel *k, const dvm_arg *a, char **ptr,
+                             struct dvm_copies *c) {
     struct span s = span_of(a);
-    if (c->n == (int)DVM_COUNT(c->p)) DVM_FAIL(OVERLAP, "more than %zu inputs are overwritten by outputs", DVM_COUNT(c->p));
+    if (c->n == (int)DVM_COUNT(c->p))
+        DVM_FAIL(OVERLAP, "more than %zu inputs are overwritten by outputs", DVM_COUNT(c->p));
     size_t n = (size_t)(s.hi - s.lo);
     char *q = k->mem.fn(k->mem.user, NULL, 0, n);
     if (!q) DVM_FAIL(NOMEM, "out of memory: %zu bytes for an input that is overwritten", n);
@@ -135,13 +148,16 @@ void dvm_copies_drop(struct dvm_kernel *k, struct dvm_copies *c) {
     c->n = 0;
 }
 
-dvm_status dvm_check_overlap(struct dvm_kernel *k, const struct launch_record *r, const dvm_arg *in, const dvm_arg *out, char **ptr,
-                             bool *alias, struct dvm_copies *copies) {
+dvm_status dvm_check_overlap(struct dvm_kernel *k, const struct launch_record *r, const dvm_arg *in,
+                             const dvm_arg *out, char **ptr, bool *alias,
+                             struct dvm_copies *copies) {
     for (int o = 0; o < k->g->n_out; o++) {
         struct span so = span_of(&out[o]);
-        if (out[o].strides && overlaps_itself(&out[o])) DVM_FAIL(OVERLAP, "output %d overlaps itself: its strides reach one element twice", o);
+        if (out[o].strides && overlaps_itself(&out[o]))
+            DVM_FAIL(OVERLAP, "output %d overlaps itself: its strides reach one element twice", o);
         for (int q = 0; q < o; q++)
-            if (meet(so, span_of(&out[q])) && !interleaved(&out[o], &out[q])) DVM_FAIL(OVERLAP, "outputs %d and %d overlap", q, o);
+            if (meet(so, span_of(&out[q])) && !interleaved(&out[o], &out[q]))
+                DVM_FAIL(OVERLAP, "outputs %d and %d overlap", q, o);
     }
     for (int i = 0; i < k->g->n_in; i++) {
         if (k->arg[i].scalar || !k->arg[i].live) continue;
@@ -149,7 +165,10 @@ dvm_status dvm_check_overlap(struct dvm_kernel *k, const struct launch_record *r
         for (int o = 0; o < k->g->n_out; o++) {
             if (!meet(si, span_of(&out[o])) || interleaved(&in[i], &out[o])) continue;
             if (!identical(&in[i], &out[o]))
-                DVM_FAIL(OVERLAP, "output %d overlaps input %d in part; give it memory of its own, or exactly the input's", o, i);
+                DVM_FAIL(OVERLAP,
+                         "output %d overlaps input %d in part; give it memory of its own, or "
+                         "exactly the input's",
+                         o, i);
             *alias = true;
             if (!in_place_safe(r->plan, i, o)) {
                 DVM_TRY(copy_input(k, &in[i], &ptr[i], copies));

@@ -31,7 +31,7 @@ struct launch_record {
     struct launch_record *next; /* newest first */
     _Atomic int refs;
     uint64_t hash;
-    uint32_t nkey, nkey_in;     /* numbers in key; those about inputs come first */
+    uint32_t nkey, nkey_in; /* numbers in key; those about inputs come first */
     int64_t *key;
     struct dvm_plan *plan;
     struct dvm_strip_entry **entry; /* plan->nstrip */
@@ -53,11 +53,12 @@ struct dvm_kernel {
     struct launch_record *table;
     int nrecord;
     struct dvm_arena arena;
-    char *ws;                 /* a workspace that no run holds */
+    char *ws; /* a workspace that no run holds */
     size_t ws_size;
     dvm_stats stats;
 };
 
-dvm_status dvm_kernel_record(struct dvm_kernel *k, int n_in, const dvm_arg *in, const dvm_arg *out, struct launch_record **r);
+dvm_status dvm_kernel_record(struct dvm_kernel *k, int n_in, const dvm_arg *in, const dvm_arg *out,
+                             struct launch_record **r);
 void dvm_record_unref(struct dvm_kernel *k, struct launch_record *r);
 #endif

@@ -5,14 +5,18 @@
 
 static dvm_status check_tensor(const dvm_arg *a, const char *what, int i, int dtype) {
     if (a->dtype != dtype)
-        DVM_FAIL(DTYPE, "%s %d is %s, the kernel takes %s", what, i, dvm_dtype_name((dvm_dtype)a->dtype), dvm_dtype_name((dvm_dtype)dtype));
+        DVM_FAIL(DTYPE, "%s %d is %s, the kernel takes %s", what, i,
+                 dvm_dtype_name((dvm_dtype)a->dtype), dvm_dtype_name((dvm_dtype)dtype));
     if (a->rank < 0) DVM_FAIL(ARG, "%s %d is a scalar, the kernel takes a tensor", what, i);
-    if (a->rank > DVM_MAX_RANK) DVM_FAIL(LIMIT, "%s %d has rank %d, the most is %d", what, i, a->rank, DVM_MAX_RANK);
+    if (a->rank > DVM_MAX_RANK)
+        DVM_FAIL(LIMIT, "%s %d has rank %d, the most is %d", what, i, a->rank, DVM_MAX_RANK);
     if (a->rank && !a->dims) DVM_FAIL(ARG, "%s %d has no dims", what, i);
     int64_t n = (int64_t)dvm_dtype_size((dvm_dtype)dtype);
     for (int j = 0; j < a->rank; j++) {
-        if (a->dims[j] < 0) DVM_FAIL(SHAPE, "%s %d has size %lld at axis %d", what, i, (long long)a->dims[j], j);
-        if (!dvm_mul_ok(n, DVM_MAX(a->dims[j], 1), &n) || n > INT64_MAX / 4) DVM_FAIL(LIMIT, "%s %d is larger than 2^61 bytes", what, i);
+        if (a->dims[j] < 0)
+            DVM_FAIL(SHAPE, "%s %d has size %lld at axis %d", what, i, (long long)a->dims[j], j);
+        if (!dvm_mul_ok(n, DVM_MAX(a->dims[j], 1), &n) || n > INT64_MAX / 4)
+            DVM_FAIL(LIMIT, "%s %d is larger than 2^61 bytes", what, i);
     }
     return DVM_OK;
 }
@@ -27,7 +31,8 @@ static dvm_status check_data(const dvm_arg *a, const char *what, int i) {
     if (numel(a) == 0) return DVM_OK;
     if (!a->data) DVM_FAIL(ARG, "%s %d has no data", what, i);
     size_t es = dvm_dtype_size((dvm_dtype)a->dtype);
-    if ((uintptr_t)a->data % es) DVM_FAIL(ARG, "%s %d is not aligned to its %zu-byte elements", what, i, es);
+    if ((uintptr_t)a->data % es)
+        DVM_FAIL(ARG, "%s %d is not aligned to its %zu-byte elements", what, i, es);
     return DVM_OK;
 }
 
@@ -46,7 +51,8 @@ static dvm_status check_inputs(const struct dvm_kernel *k, int n_in, const dvm_a
     return DVM_OK;
 }
 
-static dvm_status check_outputs(const struct dvm_kernel *k, int n_out, const dvm_arg *out, const struct dvm_plan *p) {
+static dvm_status check_outputs(const struct dvm_kernel *k, int n_out, const dvm_arg *out,
+                                const struct dvm_plan *p) {
     char a[256], b[256];
     for (int i = 0; i < n_out; i++) {
         const struct dvm_plan_out *o = &p->out[i];
@@ -58,7 +64,8 @@ static dvm_status check_outputs(const struct dvm_kernel *k, int n_out, const dvm
             ok = ok && have.d[j] == want.d[j];
         }
         if (!ok)
-            DVM_FAIL(SHAPE, "output %d has shape %s, the kernel gives %s", i, dvm_shape_str(&have, a, sizeof a), dvm_shape_str(&want, b, sizeof b));
+            DVM_FAIL(SHAPE, "output %d has shape %s, the kernel gives %s", i,
+                     dvm_shape_str(&have, a, sizeof a), dvm_shape_str(&want, b, sizeof b));
         DVM_TRY(check_data(&out[i], "output", i));
     }
     (void)k;
@@ -66,7 +73,8 @@ static dvm_status check_outputs(const struct dvm_kernel *k, int n_out, const dvm
 }
 
 /* Scalar arguments as the bits of their value type. */
-static void bind_params(const struct dvm_kernel *k, const struct dvm_plan *p, const dvm_arg *in, uint64_t *par) {
+static void bind_params(const struct dvm_kernel *k, const struct dvm_plan *p, const dvm_arg *in,
+                        uint64_t *par) {
     for (uint32_t i = 0; i < p->nparam; i++) {
         const struct dvm_pparam *q = &p->param[i];
         par[i] = q->bits;
@@ -77,9 +85,11 @@ static void bind_params(const struct dvm_kernel *k, const struct dvm_plan *p, co
 dvm_status dvm_run(dvm_kernel *k, int n_in, const dvm_arg *in, int n_out, const dvm_arg *out) {
     if (!k) DVM_FAIL(ARG, "kernel is NULL");
     DVM_TRY(check_inputs(k, n_in, in, true));
-    if (n_out != k->g->n_out) DVM_FAIL(ARG, "the kernel gives %d outputs, got %d", k->g->n_out, n_out);
+    if (n_out != k->g->n_out)
+        DVM_FAIL(ARG, "the kernel gives %d outputs, got %d", k->g->n_out, n_out);
     if (!out) DVM_FAIL(ARG, "outputs are NULL");
-    for (int i = 0; i < n_out; i++) DVM_TRY(check_tensor(&out[i], "output", i, k->g->node.p[k->g->output.p[i]].dtype));
+    for (int i = 0; i < n_out; i++)
+        DVM_TRY(check_tensor(&out[i], "output", i, k->g->node.p[k->g->output.p[i]].dtype));
     struct launch_record *r;
     DVM_TRY(dvm_kernel_record(k, n_in, in, out, &r));
     dvm_status st = check_outputs(k, n_out, out, r->plan);
@@ -115,12 +125,15 @@ static void give_ws(struct dvm_kernel *k, char *ws, size_t size) {
 
 enum { FEW = 32 };
 
-dvm_status dvm_run_record(struct dvm_kernel *k, struct launch_record *r, const dvm_arg *in, const dvm_arg *out) {
+dvm_status dvm_run_record(struct dvm_kernel *k, struct launch_record *r, const dvm_arg *in,
+                          const dvm_arg *out) {
     const struct dvm_plan *p = r->plan;
     char *few_ptr[2 * FEW], **ptr = few_ptr;
     uint64_t few_par[FEW], *par = few_par;
     size_t ni = (size_t)k->g->n_in, no = (size_t)k->g->n_out;
-    size_t big = ni + no > 2 * FEW || p->nparam > FEW ? (ni + no) * sizeof *ptr + p->nparam * sizeof *par : 0;
+    size_t big = ni + no > 2 * FEW || p->nparam > FEW
+                     ? (ni + no) * sizeof *ptr + p->nparam * sizeof *par
+                     : 0;
     char *block = NULL;
     if (big) {
         if (!(block = dvm_mem_new(&k->mem, big))) return DVM_ERR_NOMEM;
@@ -130,13 +143,15 @@ dvm_status dvm_run_record(struct dvm_kernel *k, struct launch_record *r, const d
     for (size_t i = 0; i < ni; i++) ptr[i] = in[i].data;
     for (size_t i = 0; i < no; i++) ptr[ni + i] = out[i].data;
     bind_params(k, p, in, par);
-    struct dvm_launch l = {.plan = p, .in = ptr, .out = ptr + ni, .param = par, .pool = k->ctx->pool, .mem = &k->mem};
+    struct dvm_launch l = {
+        .plan = p, .in = ptr, .out = ptr + ni, .param = par, .pool = k->ctx->pool, .mem = &k->mem};
     struct dvm_copies copies = {0};
     dvm_status st = dvm_check_overlap(k, r, in, out, ptr, &l.alias, &copies);
     size_t ws_size = p->workspace;
     if (st == DVM_OK && ws_size) {
         l.ws = take_ws(k, ws_size);
-        if (!l.ws) st = dvm_err_set(DVM_ERR_NOMEM, "out of memory: %zu bytes of workspace", ws_size);
+        if (!l.ws)
+            st = dvm_err_set(DVM_ERR_NOMEM, "out of memory: %zu bytes of workspace", ws_size);
     }
     if (st == DVM_OK) st = dvm_drive(&l);
     if (l.ws) give_ws(k, l.ws, ws_size);
@@ -147,9 +162,11 @@ dvm_status dvm_run_record(struct dvm_kernel *k, struct launch_record *r, const d
 
 /* ---- questions -------------------------------------------------------------------------------------------- */
 
-dvm_status dvm_kernel_infer(dvm_kernel *k, int n_in, const dvm_arg *in, int n_out, int *ranks, int64_t *dims, dvm_dtype *dtypes) {
+dvm_status dvm_kernel_infer(dvm_kernel *k, int n_in, const dvm_arg *in, int n_out, int *ranks,
+                            int64_t *dims, dvm_dtype *dtypes) {
     if (!k) DVM_FAIL(ARG, "kernel is NULL");
     DVM_TRY(check_inputs(k, n_in, in, false));
-    if (n_out != k->g->n_out) DVM_FAIL(ARG, "the kernel gives %d outputs, got %d", k->g->n_out, n_out);
+    if (n_out != k->g->n_out)
+        DVM_FAIL(ARG, "the kernel gives %d outputs, got %d", k->g->n_out, n_out);
     return dvm_kernel_shapes(k, n_in, in, ranks, dims, dtypes);
 }

@@ -8,11 +8,12 @@
 struct dvm_pool; /* threads: vm/pool.c */
 
 struct dvm_dev {
-    const char *name;   /* "ref", "cpu" */
-    const char *isa;    /* "base", "avx2", "avx512" */
+    const char *name; /* "ref", "cpu" */
+    const char *isa;  /* "base", "avx2", "avx512" */
     /* Compiles a verified strip. The code owns a copy of the strip. A tier that cannot take it returns
      * DVM_ERR_UNSUPPORTED and the next one is asked. */
-    dvm_status (*compile)(const struct dvm_dev *d, const struct dvm_mem *m, const struct dvm_strip *s, struct dvm_code **out);
+    dvm_status (*compile)(const struct dvm_dev *d, const struct dvm_mem *m,
+                          const struct dvm_strip *s, struct dvm_code **out);
     void (*destroy)(const struct dvm_dev *d, const struct dvm_mem *m, struct dvm_code *c);
     const void *table; /* tier's own: kernel table of the ISA level */
 };
@@ -38,7 +39,8 @@ dvm_status dvm_drive(const struct dvm_launch *l);
 
 /* Threads. A pool of n threads counts the caller. run calls body(arg, i) for i in [0, n) and waits; safe from many
  * threads at once (a busy pool runs the caller's work on the caller). */
-dvm_status dvm_pool_create(const struct dvm_mem *m, int threads, dvm_parallel_fn fn, void *user, struct dvm_pool **out);
+dvm_status dvm_pool_create(const struct dvm_mem *m, int threads, dvm_parallel_fn fn, void *user,
+                           struct dvm_pool **out);
 void dvm_pool_destroy(struct dvm_pool **p);
 int dvm_pool_size(const struct dvm_pool *p);
 dvm_status dvm_pool_resize(struct dvm_pool *p, int threads);

@@ -61,7 +61,8 @@ static float random_float(void) {
 static uint16_t random_half(dvm_dtype t) {
     uint32_t sign = rnd(2) << 15;
     if (rnd(20) == 0) return (uint16_t)(sign | rnd(0x8000));
-    return (uint16_t)(sign | (t == DVM_F16 ? (13 + rnd(5)) << 10 | rnd(1024) : (125 + rnd(5)) << 7 | rnd(128)));
+    return (uint16_t)(sign | (t == DVM_F16 ? (13 + rnd(5)) << 10 | rnd(1024)
+                                           : (125 + rnd(5)) << 7 | rnd(128)));
 }
 
 static void fill(struct value *x) {
@@ -88,7 +89,19 @@ struct step {
     int q[DVM_MAX_RANK], n, keep;
     dvm_dtype t;
 };
-enum { S_EW, S_CAST, S_RED, S_RESHAPE, S_PERMUTE, S_SLICE, S_BROADCAST, S_CUMSUM, S_CONCAT, S_GATHER, S_IOTA };
+enum {
+    S_EW,
+    S_CAST,
+    S_RED,
+    S_RESHAPE,
+    S_PERMUTE,
+    S_SLICE,
+    S_BROADCAST,
+    S_CUMSUM,
+    S_CONCAT,
+    S_GATHER,
+    S_IOTA
+};
 
 static dvm_status build(dvm_graph *g, const struct step *s, const dvm_val *in, dvm_val *out) {
     switch (s->kind) {
@@ -134,7 +147,8 @@ static void run_single(struct program *p, const struct step *s, struct value *re
 
 static int pick_value(const struct program *p, int want) {
     for (int tries = 0; tries < 20; tries++) {
-        int i = rnd(3) ? p->n - 1 - (int)rnd((uint32_t)(p->n < 5 ? p->n : 5)) : (int)rnd((uint32_t)p->n);
+        int i = rnd(3) ? p->n - 1 - (int)rnd((uint32_t)(p->n < 5 ? p->n : 5))
+                       : (int)rnd((uint32_t)p->n);
         if (want < 0 || (int)p->val[i].t == want) return i;
     }
     return -1;
@@ -157,16 +171,20 @@ static int pick_mate(const struct program *p, int a, int t) {
 }
 
 static bool random_ew(struct program *p, struct step *s) {
-    static const uint8_t un[] = {DVM_OP_NEG, DVM_OP_ABS, DVM_OP_RELU, DVM_OP_SIGN, DVM_OP_EXP, DVM_OP_TANH, DVM_OP_SQRT, DVM_OP_FLOOR, DVM_OP_ISNAN, DVM_OP_COPY};
-    static const uint8_t bi[] = {DVM_OP_ADD, DVM_OP_SUB, DVM_OP_MUL, DVM_OP_MAX, DVM_OP_MIN, DVM_OP_DIV, DVM_OP_LT, DVM_OP_EQ, DVM_OP_REM};
+    static const uint8_t un[] = {DVM_OP_NEG,  DVM_OP_ABS,  DVM_OP_RELU,  DVM_OP_SIGN,  DVM_OP_EXP,
+                                 DVM_OP_TANH, DVM_OP_SQRT, DVM_OP_FLOOR, DVM_OP_ISNAN, DVM_OP_COPY};
+    static const uint8_t bi[] = {DVM_OP_ADD, DVM_OP_SUB, DVM_OP_MUL, DVM_OP_MAX, DVM_OP_MIN,
+                                 DVM_OP_DIV, DVM_OP_LT,  DVM_OP_EQ,  DVM_OP_REM};
     int a = pick_value(p, -1), t = (int)p->val[a].t;
     s->kind = S_EW;
     s->a[0] = a;
     if (rnd(3) == 0) {
         s->op = un[rnd(sizeof un)];
         s->nin = 1;
-        if (t == DVM_BOOL) s->op = DVM_OP_NOT;
-        else if (!is_float((dvm_dtype)t) && s->op > DVM_OP_RELU) s->op = DVM_OP_NEG;
+        if (t == DVM_BOOL)
+            s->op = DVM_OP_NOT;
+        else if (!is_float((dvm_dtype)t) && s->op > DVM_OP_RELU)
+            s->op = DVM_OP_NEG;
         return true;
     }
     s->op = bi[rnd(sizeof bi)];
@@ -189,7 +207,8 @@ static bool random_ew(struct program *p, struct step *s) {
 }
 
 static bool random_red(struct program *p, struct step *s) {
-    static const uint8_t red[] = {DVM_OP_SUM, DVM_OP_SUM, DVM_OP_RMAX, DVM_OP_RMIN, DVM_OP_ARGMAX, DVM_OP_PROD};
+    static const uint8_t red[] = {DVM_OP_SUM,  DVM_OP_SUM,    DVM_OP_RMAX,
+                                  DVM_OP_RMIN, DVM_OP_ARGMAX, DVM_OP_PROD};
     int a = pick_value(p, -1);
     const struct value *x = &p->val[a];
     s->kind = S_RED;
@@ -269,9 +288,7 @@ static bool random_other(struct program *p, struct step *s) {
     s->nin = 1;
     s->a[0] = a;
     switch (rnd(5)) {
-    case 0:
-        s->kind = S_CUMSUM;
-        return x->rank > 0 && x->t != DVM_BOOL;
+    case 0: s->kind = S_CUMSUM; return x->rank > 0 && x->t != DVM_BOOL;
     case 1: {
         int b = pick_mate(p, a, (int)x->t);
         s->kind = S_CONCAT;
@@ -292,7 +309,8 @@ static bool random_other(struct program *p, struct step *s) {
         if (b < 0 || x->rank == 0 || x->rank + p->val[b].rank > 4) return false;
         s->n = (int)rnd((uint32_t)x->rank);
         for (int64_t i = 0; i < numel(&p->val[b]); i++) {
-            int64_t v = p->val[b].t == DVM_I32 ? ((int32_t *)p->val[b].data)[i] : ((int64_t *)p->val[b].data)[i];
+            int64_t v = p->val[b].t == DVM_I32 ? ((int32_t *)p->val[b].data)[i]
+                                               : ((int64_t *)p->val[b].data)[i];
             if (v < -x->d[s->n] || v >= x->d[s->n]) return false;
         }
         return true;
@@ -318,11 +336,15 @@ static bool random_other(struct program *p, struct step *s) {
 static bool random_step(struct program *p, struct step *s) {
     memset(s, 0, sizeof *s);
     uint32_t r = rnd(20);
-    return r < 10 ? random_ew(p, s) : r < 13 ? random_red(p, s) : r < 17 ? random_view(p, s) : random_other(p, s);
+    return r < 10   ? random_ew(p, s)
+           : r < 13 ? random_red(p, s)
+           : r < 17 ? random_view(p, s)
+                    : random_other(p, s);
 }
 
 static void add_input(struct program *p, const int64_t *dims, int rank) {
-    static const uint8_t types[] = {DVM_F32, DVM_F32, DVM_F32, DVM_I32, DVM_I64, DVM_BOOL, DVM_F16, DVM_BF16, DVM_BF16};
+    static const uint8_t types[] = {DVM_F32,  DVM_F32, DVM_F32,  DVM_I32, DVM_I64,
+                                    DVM_BOOL, DVM_F16, DVM_BF16, DVM_BF16};
     struct value *x = &p->val[p->n++];
     x->t = (dvm_dtype)types[rnd(p->flags ? 9 : 6)];
     x->rank = 0;
@@ -355,11 +377,13 @@ static void check(struct program *p, const int *outs, int nout, uint64_t seed) {
     if (made != DVM_OK) {
         char *text = NULL;
         dvm_graph_text(p->g, &text);
-        fail_msg("seed %llu: %s: %s\n%s", (unsigned long long)seed, dvm_status_name(made), dvm_error_text(), text);
+        fail_msg("seed %llu: %s: %s\n%s", (unsigned long long)seed, dvm_status_name(made),
+                 dvm_error_text(), text);
     }
     for (int i = 0; i < nout; i++) {
         const struct value *x = &p->val[outs[i]];
-        arg[i] = (dvm_arg){.data = malloc(bytes(x) + 64), .dims = x->d, .rank = x->rank, .dtype = x->t};
+        arg[i] =
+            (dvm_arg){.data = malloc(bytes(x) + 64), .dims = x->d, .rank = x->rank, .dtype = x->t};
         memset(arg[i].data, 0x5a, bytes(x) + 64);
     }
     dvm_status st = dvm_run(k, p->nin, p->in, nout, arg);
@@ -371,7 +395,8 @@ static void check(struct program *p, const int *outs, int nout, uint64_t seed) {
         for (int j = 0; j < 64; j++) canary &= end[j] == 0x5a;
         if (st == DVM_OK && same_bits(x, arg[i].data) && canary) continue;
         dvm_graph_text(p->g, &text);
-        fail_msg("seed %llu output %d differs (%s %s)\n%s", (unsigned long long)seed, i, dvm_status_name(st), dvm_error_text(), text);
+        fail_msg("seed %llu output %d differs (%s %s)\n%s", (unsigned long long)seed, i,
+                 dvm_status_name(st), dvm_error_text(), text);
     }
     for (int i = 0; i < nout; i++) free(arg[i].data);
     dvm_kernel_destroy(&k);
@@ -388,7 +413,8 @@ static void one_case(uint64_t seed) {
     OK(dvm_graph_create(p.cpu, DVM_SPLIT, p.flags, &p.g));
     int rank = 1 + (int)rnd(4), steps = 1 + (int)rnd(rnd(4) ? 12 : 40), outs[MAX_OUT], nout = 0;
     int64_t dims[4];
-    for (int i = 0; i < rank; i++) dims[i] = rnd(30) == 0 ? 0 : 1 + (int64_t)rnd(rank == 1 ? 3000 : rank == 2 ? 90 : 12);
+    for (int i = 0; i < rank; i++)
+        dims[i] = rnd(30) == 0 ? 0 : 1 + (int64_t)rnd(rank == 1 ? 3000 : rank == 2 ? 90 : 12);
     for (int i = 0; i < MAX_IN - 1; i++) add_input(&p, dims, rank);
     for (int i = 0; i < steps && p.n < MAX_VAL; i++) {
         struct step s;
