@@ -63,7 +63,7 @@ static int f1(struct prog *p, int op, int a) { return ins(p, op, DVM_VT_F32, a, 
 static int f2(struct prog *p, int op, int a, int b) { return ins(p, op, DVM_VT_F32, a, b, 0); }
 static void fold(struct prog *p, int red, int v, void *ptr, int64_t rs, int64_t cs) {
     ins(p, DVM_BC_FOLD, DVM_VT_F32, v, red,
-        opnd(p, DVM_F32, DVM_OPND_STRIDED, DVM_ROLE_FOLD, ptr, rs, cs));
+        opnd(p, DVM_F32, rs ? DVM_OPND_ROW : DVM_OPND_CONTIG, DVM_ROLE_FOLD, ptr, rs, cs));
 }
 
 /* ---- memory */
@@ -228,8 +228,8 @@ static void b_row_max(struct prog *p, int64_t m, int64_t n) {
 static void b_argmax(struct prog *p, int64_t m, int64_t n) {
     (void)m;
     start(p, DVM_MODE_ROW);
-    int v = load(p, DVM_F32, X, n), o = opnd(p, DVM_I64, DVM_OPND_STRIDED, DVM_ROLE_FOLD, W, 8, 0);
-    opnd(p, DVM_F32, DVM_OPND_STRIDED, DVM_ROLE_FOLD, Z, 4, 0);
+    int v = load(p, DVM_F32, X, n), o = opnd(p, DVM_I64, DVM_OPND_ROW, DVM_ROLE_FOLD, W, 8, 0);
+    opnd(p, DVM_F32, DVM_OPND_ROW, DVM_ROLE_FOLD, Z, 4, 0);
     ins(p, DVM_BC_FOLD, DVM_VT_F32, v, DVM_OP_ARGMAX, o);
 }
 

@@ -1,14 +1,20 @@
-/* Strip to steps: one pass to classify values, one to find last uses, one to emit, the latter two for each of the two
- * ways to walk a box (cpu.h). Needs a verified strip; makes one block of memory; looks nothing up but table slots. */
+/* Strip to steps: one pass to classify values, one to find pairs, one to find last uses, and one to emit for each of the
+ * two ways to walk a box (cpu.h). Needs a verified strip; makes one block of memory; looks nothing up but table slots. */
 #include <string.h>
 
 #include "base/err.h"
 #include "vm/cpu/cpu.h"
 
-/* How a value varies. */
-enum cls { CLS_NONE, CLS_UNI, CLS_ROW, CLS_FULL };
+/* How a value varies. PART: it is computed inside a later instruction. */
+enum cls { CLS_NONE, CLS_PART, CLS_UNI, CLS_ROW, CLS_FULL };
 
 enum { NO_SLOT = 0xffff };
+
+/* An instruction that also does the work of one or two before it. */
+struct pair {
+    uint16_t v[3];       /* operands */
+    uint8_t first, post; /* kernel; post DVM_K_NPOST: none */
+};
 
 struct comp {
     const struct dvm_strip *s;
@@ -17,8 +23,10 @@ struct comp {
     bool flat;
     /* of each value */
     uint8_t *cls;
+    struct pair *pair;
     uint16_t *last; /* last instruction that uses it */
     uint16_t *id;   /* in the pointer table */
+    uint16_t *down; /* flat: the same for one number a row */
     uint16_t *slot; /* tile, or NO_SLOT */
     uint16_t *out;  /* store that lets it be written in place, + 1 */
     uint16_t *free; /* stack of free tiles */
@@ -62,9 +70,77 @@ static uint8_t classify(const struct comp *c, const struct dvm_ins *i) {
     return cls;
 }
 
-/* Flat tiles hold several rows: nothing is one number for a row. */
-static bool is_full(const struct comp *c, unsigned v) {
-    return c->cls[v] == CLS_FULL || (c->flat && c->cls[v] == CLS_ROW);
+/* Values that instruction i reads. */
+static unsigned operands(const struct comp *c, int i, uint16_t v[3]) {
+    const struct dvm_ins *ins = &c->s->ins[i];
+    const struct pair *p = &c->pair[i];
+    bool paired = p->post < DVM_K_NPOST;
+    for (int k = 0; k < 3; k++) v[k] = paired ? p->v[k] : operand(ins, k);
+    if (!paired) return value_fields(ins);
+    return p->post == DVM_K_POST_RELU || p->post == DVM_K_POST_SQUARE ? 3 : 7;
+}
+
+/* ---- pairs */
+
+static int first_of(const struct dvm_ins *ins) {
+    if (ins->type != DVM_VT_F32) return -1;
+    return ins->op == DVM_OP_ADD ? 0 : ins->op == DVM_OP_SUB ? 1 : ins->op == DVM_OP_MUL ? 2 : -1;
+}
+
+/* v may be computed where it is used: the first operation of a kernel, read `uses` times there and nowhere else. */
+static bool may_be_part(const struct comp *c, unsigned v, int uses) {
+    return c->cls[v] == CLS_FULL && c->last[v] == uses && first_of(&c->s->ins[v]) >= 0 &&
+           c->pair[v].post == DVM_K_NPOST;
+}
+
+static void join(struct comp *c, int i, unsigned v, unsigned other, int post) {
+    const struct dvm_ins *ins = &c->s->ins[v];
+    c->pair[i] =
+        (struct pair){{ins->a, ins->b, (uint16_t)other}, (uint8_t)first_of(ins), (uint8_t)post};
+    c->cls[v] = CLS_PART;
+}
+
+static void join_relu(struct comp *c, int i) {
+    unsigned v = c->s->ins[i].a;
+    if (may_be_part(c, v, 1)) {
+        join(c, i, v, 0, DVM_K_POST_RELU);
+    } else if (c->last[v] == 1 && c->pair[v].post == DVM_K_POST_ADD) {
+        c->pair[i] = c->pair[v];
+        c->pair[i].post = DVM_K_POST_ADD_RELU;
+        c->cls[v] = CLS_PART;
+    }
+}
+
+static void join_arithmetic(struct comp *c, int i, int op) {
+    static const uint8_t post[DVM_K_NFIRST] = {DVM_K_POST_ADD, DVM_K_POST_SUB, DVM_K_POST_MUL};
+    const struct dvm_ins *ins = &c->s->ins[i];
+    if (ins->a == ins->b) {
+        if (op == 2 && may_be_part(c, ins->a, 2)) join(c, i, ins->a, 0, DVM_K_POST_SQUARE);
+    } else if (may_be_part(c, ins->a, 1)) {
+        join(c, i, ins->a, ins->b, post[op]);
+    } else if (may_be_part(c, ins->b, 1)) {
+        join(c, i, ins->b, ins->a, op == 1 ? DVM_K_POST_RSUB : post[op]);
+    }
+}
+
+/* `last` counts uses until find_last_uses. */
+static void find_pairs(struct comp *c) {
+    const struct dvm_strip *s = c->s;
+    for (int i = 0; i < s->nins; i++) {
+        unsigned fields = value_fields(&s->ins[i]);
+        c->last[i] = 0;
+        c->pair[i].post = DVM_K_NPOST;
+        for (int k = 0; k < 3; k++)
+            if (fields >> k & 1) c->last[operand(&s->ins[i], k)]++;
+    }
+    for (int i = 0; i < s->nins; i++) {
+        int op = first_of(&s->ins[i]);
+        if (c->cls[i] != CLS_FULL) continue;
+        if (op >= 0)
+            join_arithmetic(c, i, op);
+        else if (s->ins[i].op == DVM_OP_RELU && s->ins[i].type == DVM_VT_F32)
+            join_relu(c, i);
+    }
 }
 
 /* ---- liveness */
@@ -73,29 +149,29 @@ static bool same_type(int dtype) {
     return dtype == DVM_F32 || dtype == DVM_I32 || dtype == DVM_I64 || dtype == DVM_F64;
 }
 
+static bool reads_memory(int op) { return op == DVM_BC_LOAD || op == DVM_BC_PICK; }
+
 static void find_last_uses(struct comp *c) {
     const struct dvm_strip *s = c->s;
-    int last_read = 0;
+    c->last_read = 0;
     for (int i = 0; i < s->nins; i++) {
         const struct dvm_ins *ins = &s->ins[i];
-        unsigned fields = value_fields(ins);
+        uint16_t v[3];
+        unsigned fields = operands(c, i, v);
         c->last[i] = (uint16_t)i;
         c->out[i] = 0;
+        if (c->cls[i] == CLS_PART) continue;
         for (int k = 0; k < 3; k++) {
             if (!(fields >> k & 1)) continue;
-            unsigned v = operand(ins, k);
-            c->last[v] = (uint16_t)i;
-            if (ins->op != DVM_BC_STORE &&
-                (s->ins[v].op == DVM_BC_LOAD || s->ins[v].op == DVM_BC_PICK))
-                last_read = i;
+            c->last[v[k]] = (uint16_t)i;
+            if (ins->op != DVM_BC_STORE && reads_memory(s->ins[v[k]].op)) c->last_read = i;
         }
-        if (ins->op == DVM_BC_LOAD || ins->op == DVM_BC_PICK) last_read = i;
+        if (reads_memory(ins->op)) c->last_read = i;
         if (ins->op == DVM_BC_STORE && c->out[ins->b] == 0) c->out[ins->b] = (uint16_t)(i + 1);
     }
-    c->last_read = last_read;
-    for (int i = 0; i < last_read; i++)
+    for (int i = 0; i < c->last_read; i++)
         if (s->ins[i].op == DVM_BC_STORE)
-            c->last[s->ins[i].b] = DVM_MAX(c->last[s->ins[i].b], (uint16_t)last_read);
+            c->last[s->ins[i].b] = DVM_MAX(c->last[s->ins[i].b], (uint16_t)c->last_read);
 }
 
 /* ---- tiles */
@@ -108,24 +184,34 @@ static uint16_t tile_id(const struct comp *c, uint16_t slot) {
     return (uint16_t)(c->base_tile + slot);
 }
 
+static void drop(struct comp *c, unsigned v) {
+    give_slot(c, c->slot[v]);
+    c->slot[v] = NO_SLOT;
+}
+
+/* Tiles of values that instruction `at` was the last to read; its own if nobody reads it. */
 static void release(struct comp *c, int at) {
-    const struct dvm_ins *ins = &c->s->ins[at];
-    unsigned fields = value_fields(ins);
-    for (int k = 0; k < 3; k++) {
-        if (!(fields >> k & 1)) continue;
-        unsigned v = operand(ins, k);
-        if (c->last[v] != at) continue;
-        give_slot(c, c->slot[v]);
-        c->slot[v] = NO_SLOT;
-    }
-    if (c->last[at] == at && ins->op != DVM_BC_STORE &&
-        ins->op != DVM_BC_FOLD) { /* nobody reads it */
-        give_slot(c, c->slot[at]);
-        c->slot[at] = NO_SLOT;
-    }
+    uint16_t v[3];
+    unsigned fields = operands(c, at, v);
+    for (int k = 0; k < 3; k++)
+        if ((fields >> k & 1) && c->last[v[k]] == at) drop(c, v[k]);
+    if (c->last[at] == at) drop(c, (unsigned)at);
 }
 
 /* ---- emission */
+
+/* What the tile of a value holds: the one number, a number for each row (flat), or everything. */
+enum lane { LANE_NUM, LANE_DOWN, LANE_FULL };
+
+static enum lane lane_of(const struct comp *c, unsigned v) {
+    if (c->cls[v] == CLS_FULL) return LANE_FULL;
+    return c->flat && c->cls[v] == CLS_ROW ? LANE_DOWN : LANE_NUM;
+}
+
+static void put(struct comp *c, enum lane lane, int cls, struct cpu_step s) {
+    struct cpu_step **list = lane == LANE_FULL ? &c->tile : cls == CLS_UNI ? &c->uni : &c->row;
+    *(*list)++ = s;
+}
 
 static uint8_t red_type(int vt) {
     return vt == DVM_VT_F32 ? DVM_K_RF32 : vt == DVM_VT_I64 ? DVM_K_RI64 : DVM_K_RI32;
@@ -146,175 +232,183 @@ static dvm_k_fn *find_fn(const struct dvm_k *k, const struct dvm_strip *s, const
     }
 }
 
-/* A tile full of the number `id`, until the end of the instruction. */
-static uint16_t splat(struct comp *c, uint16_t id, int vt, uint16_t *temp) {
-    uint16_t slot = take_slot(c);
-    *temp = slot;
-    *c->tile++ =
-        (struct cpu_step){.kind = CPU_EW,
-                          .fn = dvm_cpu_vt_size(vt) == 8 ? c->k->cast->splat8 : c->k->cast->splat4,
-                          .d = tile_id(c, slot),
-                          .a = id};
-    return tile_id(c, slot);
+static dvm_k_fn *kernel(const struct comp *c, int at, unsigned mask) {
+    const struct pair *p = &c->pair[at];
+    if (p->post < DVM_K_NPOST) return c->k->pair->op[p->first][p->post][mask];
+    return find_fn(c->k, c->s, &c->s->ins[at], mask);
 }
 
-/* The value v as a whole tile. */
-static uint16_t full(struct comp *c, unsigned v, uint16_t *temp) {
+/* A tile full of number v, until the end of the instruction. */
+static uint16_t splat(struct comp *c, unsigned v, enum lane lane, uint16_t *temp) {
+    bool wide = dvm_cpu_vt_size(c->s->ins[v].type) == 8;
+    *temp = take_slot(c);
+    struct cpu_step s = {.kind = CPU_EW, .fn = wide ? c->k->cast->splat8 : c->k->cast->splat4};
+    s.d = tile_id(c, *temp), s.a = c->id[v];
+    put(c, lane, CLS_ROW, s);
+    return s.d;
+}
+
+/* A number a row, all along the rows: done on first use, for all uses. */
+static uint16_t spread(struct comp *c, unsigned v) {
+    if (c->slot[v] != NO_SLOT) return c->id[v];
+    c->slot[v] = take_slot(c);
+    c->id[v] = tile_id(c, c->slot[v]);
+    struct cpu_step s = {
+        .kind = CPU_SPREAD, .vt = c->s->ins[v].type, .d = c->id[v], .a = c->down[v]};
+    put(c, LANE_FULL, CLS_FULL, s);
+    return c->id[v];
+}
+
+/* Where an instruction of this lane finds v; number: it is only one. */
+static uint16_t find_id(struct comp *c, unsigned v, enum lane lane, bool *number) {
+    enum lane has = lane_of(c, v);
+    *number = has == LANE_NUM && lane != LANE_NUM;
+    if (has == LANE_DOWN) return lane == LANE_FULL ? spread(c, v) : c->down[v];
+    return c->id[v];
+}
+
+/* The same as a whole tile. */
+static uint16_t full(struct comp *c, unsigned v, enum lane lane, uint16_t *temp) {
+    bool number;
+    uint16_t id = find_id(c, v, lane, &number);
     *temp = NO_SLOT;
-    return is_full(c, v) ? c->id[v] : splat(c, c->id[v], c->s->ins[v].type, temp);
+    return number ? splat(c, v, lane, temp) : id;
 }
 
-/* Gives value `at` a tile to be computed in, or the output where it may be written at once. */
-static uint16_t place(struct comp *c, int at) {
+static uint16_t take_moving(struct comp *c, int at) {
     c->slot[at] = take_slot(c);
-    uint16_t tile = tile_id(c, c->slot[at]);
-    if (!c->out[at]) return c->id[at] = tile;
-    const struct dvm_ins *st = &c->s->ins[c->out[at] - 1];
-    const struct dvm_opnd *o = &c->s->opnd[st->a];
-    if (o->kind != DVM_OPND_CONTIG || !same_type(o->dtype)) return c->id[at] = tile;
-    c->id[at] = (uint16_t)(c->base_move + c->nmove++);
-    *c->tile++ = (struct cpu_step){.kind = CPU_OUT, .d = c->id[at], .a = tile, .x = st->a};
-    return c->id[at];
+    return c->id[at] = (uint16_t)(c->base_move + c->nmove++);
 }
 
-static void emit_ew(struct comp *c, int at) {
-    const struct dvm_ins *ins = &c->s->ins[at];
-    unsigned fields = ins->op == DVM_BC_RND ? 1 : value_fields(ins), mask = 0;
-    uint16_t id[3] = {0}, temp[3] = {NO_SLOT, NO_SLOT, NO_SLOT};
+/* Gives value `at` a place to be computed in: where it is stored, if it may be written there at once. */
+static uint16_t place(struct comp *c, int at, enum lane lane) {
+    if (lane == LANE_DOWN) return c->down[at];
+    if (lane == LANE_NUM) return c->id[at] = c->nnum++;
+    const struct dvm_ins *st = &c->s->ins[c->out[at] ? c->out[at] - 1 : 0];
+    const struct dvm_opnd *o = &c->s->opnd[st->a];
+    if (!c->out[at] || o->kind != DVM_OPND_CONTIG || !same_type(o->dtype)) {
+        c->slot[at] = take_slot(c);
+        return c->id[at] = tile_id(c, c->slot[at]);
+    }
+    struct cpu_step s = {.kind = CPU_OUT, .d = take_moving(c, at), .x = st->a};
+    s.a = tile_id(c, c->slot[at]);
+    put(c, lane, CLS_FULL, s);
+    return s.d;
+}
+
+/* The first two operands may change places (and the second alone has a variant for numbers). */
+static bool commutes(const struct comp *c, int at) {
+    const struct pair *p = &c->pair[at];
+    return p->post < DVM_K_NPOST ? p->first != 1 : c->s->ins[at].op == DVM_OP_FMA;
+}
+
+static void emit_ew(struct comp *c, int at, enum lane lane) {
+    uint16_t v[3], id[3] = {0}, temp[3] = {NO_SLOT, NO_SLOT, NO_SLOT};
+    unsigned fields = operands(c, at, v), mask = 0;
+    bool number = false;
     for (int k = 0; k < 3; k++) {
         if (!(fields >> k & 1)) continue;
-        id[k] = c->id[operand(ins, k)];
-        if (!is_full(c, operand(ins, k))) mask |= 1u << k;
+        id[k] = find_id(c, v[k], lane, &number);
+        if (number) mask |= 1u << k;
     }
-    if (ins->op == DVM_OP_FMA && (mask & 3) == DVM_K_SA) {
-        uint16_t t = id[0];
-        id[0] = id[1], id[1] = t, mask ^= 3;
+    if ((mask & 3) == DVM_K_SA && commutes(c, at)) {
+        uint16_t t = id[0], tv = v[0];
+        id[0] = id[1], id[1] = t, v[0] = v[1], v[1] = tv, mask ^= 3;
     }
-    dvm_k_fn *fn = find_fn(c->k, c->s, ins, mask);
+    dvm_k_fn *fn = kernel(c, at, mask);
     for (int k = 0; k < 3 && !fn; k++) {
         if (!(mask >> k & 1)) continue;
-        int vt = ins->op == DVM_OP_SELECT && k == 0 ? DVM_VT_B1 : c->s->ins[operand(ins, k)].type;
-        id[k] = splat(c, id[k], vt, &temp[k]);
+        id[k] = splat(c, v[k], lane, &temp[k]);
         mask &= ~(1u << k);
-        fn = find_fn(c->k, c->s, ins, mask);
+        fn = kernel(c, at, mask);
     }
-    uint16_t d = place(c, at);
-    *c->tile++ = (struct cpu_step){
-        .kind = CPU_EW, .fn = fn, .vt = ins->type, .d = d, .a = id[0], .b = id[1], .c = id[2]};
+    struct cpu_step s = {
+        .kind = CPU_EW, .fn = fn, .vt = c->s->ins[at].type, .a = id[0], .b = id[1], .c = id[2]};
+    s.d = place(c, at, lane);
+    put(c, lane, c->cls[at], s);
     for (int k = 0; k < 3; k++) give_slot(c, temp[k]);
 }
 
-/* A load that is read where it stands keeps a tile at hand for calls in which it cannot be. */
-static void emit_direct(struct comp *c, int at) {
-    const struct dvm_ins *ins = &c->s->ins[at];
-    c->slot[at] = take_slot(c);
-    c->id[at] = (uint16_t)(c->base_move + c->nmove++);
-    *c->tile++ = (struct cpu_step){.kind = CPU_DIRECT,
-                                   .vt = ins->type,
-                                   .x = ins->a,
-                                   .d = c->id[at],
-                                   .a = tile_id(c, c->slot[at])};
-}
-
-static void emit_load(struct comp *c, int at) {
+/* A load that is read where it stands keeps a tile at hand for calls in which it cannot be. A value that goes from one
+ * operand straight to another is copied: the two may be exchanged. */
+static void emit_load(struct comp *c, int at, enum lane lane) {
     const struct dvm_ins *ins = &c->s->ins[at];
     const struct dvm_opnd *o = &c->s->opnd[ins->a];
     bool iota = o->role == DVM_ROLE_IOTA;
-    /* A value that goes from one operand straight to another is copied: the other may be the first one's neighbour
-     * in an exchange. */
-    bool direct =
-        !iota && !c->out[at] &&
-        (o->kind == DVM_OPND_STRIDED || (o->kind == DVM_OPND_CONTIG && same_type(o->dtype)));
-    if (direct) {
-        emit_direct(c, at);
-        return;
+    struct cpu_step s = {.kind = iota ? CPU_IOTA : CPU_LOAD, .vt = ins->type, .x = ins->a};
+    if (lane == LANE_FULL && !iota && !c->out[at] &&
+        (o->kind == DVM_OPND_STRIDED || (o->kind == DVM_OPND_CONTIG && same_type(o->dtype)))) {
+        s.kind = CPU_DIRECT, s.d = take_moving(c, at), s.a = tile_id(c, c->slot[at]);
+    } else {
+        s.d = place(c, at, lane);
     }
-    uint16_t d = place(c, at);
-    *c->tile++ =
-        (struct cpu_step){.kind = iota ? CPU_IOTA : CPU_LOAD, .vt = ins->type, .x = ins->a, .d = d};
+    put(c, lane, c->cls[at], s);
 }
 
-static void emit_pick(struct comp *c, int at) {
+static void emit_pick(struct comp *c, int at, enum lane lane) {
     const struct dvm_ins *ins = &c->s->ins[at];
-    uint16_t temp = NO_SLOT, index = c->id[ins->b];
-    struct cpu_step s = {
-        .vt = ins->type, .x = ins->a, .type = c->s->ins[ins->b].type == DVM_VT_I64};
-    if (!c->flat && !is_full(c, ins->b) && !c->out[at]) {
-        c->slot[at] = take_slot(c);
-        c->id[at] = (uint16_t)(c->base_move + c->nmove++);
-        s.kind = CPU_SLICE, s.a = index, s.d = c->id[at], s.b = tile_id(c, c->slot[at]);
+    uint16_t temp = NO_SLOT;
+    struct cpu_step s = {.kind = CPU_PICK,
+                         .vt = ins->type,
+                         .x = ins->a,
+                         .type = c->s->ins[ins->b].type == DVM_VT_I64};
+    if (lane == LANE_FULL && lane_of(c, ins->b) == LANE_NUM && !c->flat && !c->out[at]) {
+        s.kind = CPU_SLICE, s.a = c->id[ins->b], s.d = take_moving(c, at),
+        s.b = tile_id(c, c->slot[at]);
     } else {
-        index = full(c, ins->b, &temp);
-        uint16_t d = place(c, at);
-        s.kind = CPU_PICK, s.a = index, s.d = d;
+        s.a = full(c, ins->b, lane, &temp);
+        s.d = place(c, at, lane);
     }
-    *c->tile++ = s;
+    put(c, lane, c->cls[at], s);
     give_slot(c, temp);
 }
 
 static void emit_store(struct comp *c, int at) {
     const struct dvm_ins *ins = &c->s->ins[at];
-    uint16_t temp, a = full(c, ins->b, &temp);
-    *c->tile++ = (struct cpu_step){.kind = CPU_STORE, .vt = ins->type, .x = ins->a, .a = a};
+    uint16_t temp, a = full(c, ins->b, LANE_FULL, &temp);
+    bool stands = c->cls[ins->b] == CLS_FULL && c->out[ins->b] == at + 1 && a < c->base_tile;
+    struct cpu_step s = {.kind = CPU_STORE, .vt = ins->type, .x = ins->a, .a = a, .c = stands};
+    put(c, LANE_FULL, CLS_FULL, s);
     give_slot(c, temp);
 }
 
 static void emit_fold(struct comp *c, int at, uint16_t *state) {
     const struct dvm_ins *ins = &c->s->ins[at];
-    uint16_t temp, a = full(c, ins->a, &temp), d = 0;
-    struct cpu_step s = {.vt = ins->type, .type = red_type(ins->type), .a = a, .c = (*state)++};
+    uint16_t temp;
+    struct cpu_step s = {.kind = CPU_FOLD,
+                         .vt = ins->type,
+                         .type = red_type(ins->type),
+                         .red = (uint8_t)ins->b,
+                         .x = ins->c};
+    s.a = full(c, ins->a, LANE_FULL, &temp), s.c = (*state)++;
     if (ins->op == DVM_BC_SCAN)
-        s.kind = CPU_SCAN, d = place(c, at);
-    else
-        s.kind = CPU_FOLD, s.red = (uint8_t)ins->b, s.x = ins->c;
-    s.d = d;
-    *c->tile++ = s;
+        s.kind = CPU_SCAN, s.x = 0, s.red = 0, s.d = place(c, at, LANE_FULL);
+    put(c, LANE_FULL, CLS_FULL, s);
     give_slot(c, temp);
 }
 
-/* A value that is one number. */
-static void emit_number(struct comp *c, int at) {
+static void emit_constant(struct comp *c, int at, int kind) {
     const struct dvm_ins *ins = &c->s->ins[at];
-    struct cpu_step s = {.vt = ins->type, .x = ins->a, .d = c->nnum};
-    c->id[at] = c->nnum++;
-    switch (ins->op) {
-    case DVM_BC_LIT: s.kind = CPU_LIT; break;
-    case DVM_BC_PARAM: s.kind = CPU_PARAM; break;
-    case DVM_BC_LOAD:
-        s.kind = c->s->opnd[ins->a].role == DVM_ROLE_IOTA ? CPU_IOTA : CPU_LOAD;
-        break;
-    case DVM_BC_PICK:
-        s.kind = CPU_PICK, s.a = c->id[ins->b], s.type = c->s->ins[ins->b].type == DVM_VT_I64;
-        break;
-    default: {
-        unsigned fields = value_fields(ins);
-        s.kind = CPU_EW, s.fn = find_fn(c->k, c->s, ins, 0);
-        s.a = c->id[ins->a];
-        s.b = fields & 2 ? c->id[ins->b] : 0, s.c = fields & 4 ? c->id[ins->c] : 0;
-    }
-    }
-    *(c->cls[at] == CLS_UNI ? c->uni++ : c->row++) = s;
+    struct cpu_step s = {
+        .kind = (uint8_t)kind, .vt = ins->type, .x = ins->a, .d = place(c, at, LANE_NUM)};
+    put(c, LANE_NUM, CLS_UNI, s);
 }
 
 static void emit(struct comp *c, int at, uint16_t *state) {
-    const struct dvm_ins *ins = &c->s->ins[at];
+    enum lane lane = lane_of(c, (unsigned)at);
     c->slot[at] = NO_SLOT;
-    switch (ins->op) {
-    case DVM_BC_FOLD: emit_fold(c, at, state); return;
+    if (c->cls[at] == CLS_PART) return;
+    switch (c->s->ins[at].op) {
     case DVM_BC_STORE:
         if (at >= c->last_read) emit_store(c, at);
-        return;
-    default: break;
-    }
-    if (!is_full(c, (unsigned)at)) {
-        emit_number(c, at);
-        return;
-    }
-    switch (ins->op) {
-    case DVM_BC_LOAD: emit_load(c, at); break;
-    case DVM_BC_PICK: emit_pick(c, at); break;
+        break;
+    case DVM_BC_FOLD:
     case DVM_BC_SCAN: emit_fold(c, at, state); break;
-    default: emit_ew(c, at); break;
+    case DVM_BC_LIT: emit_constant(c, at, CPU_LIT); break;
+    case DVM_BC_PARAM: emit_constant(c, at, CPU_PARAM); break;
+    case DVM_BC_LOAD: emit_load(c, at, lane); break;
+    case DVM_BC_PICK: emit_pick(c, at, lane); break;
+    default: emit_ew(c, at, lane); break;
     }
 }
 
@@ -328,29 +422,32 @@ static void free_held(struct comp *c) {
     for (int i = 0; i < c->last_read; i++) {
         if (c->s->ins[i].op != DVM_BC_STORE) continue;
         unsigned v = c->s->ins[i].b;
-        if (c->last[v] != c->last_read || c->slot[v] == NO_SLOT) continue;
-        give_slot(c, c->slot[v]);
-        c->slot[v] = NO_SLOT;
+        if (c->last[v] == c->last_read) drop(c, v);
     }
 }
 
+/* Numbers the pointers: numbers, moving pointers, tiles, of which the first hold numbers of rows. */
 static void count_ids(struct comp *c) {
     uint16_t uni = 0, row = 0, move = 0;
     for (int i = 0; i < c->s->nins; i++) {
         int op = c->s->ins[i].op;
-        if (c->cls[i] == CLS_NONE)
-            move += op == DVM_BC_STORE;
-        else if (is_full(c, (unsigned)i))
-            move += op == DVM_BC_LOAD || op == DVM_BC_PICK;
-        else if (c->cls[i] == CLS_UNI)
-            uni++;
-        else
-            row++;
+        uni += c->cls[i] == CLS_UNI;
+        row += c->cls[i] == CLS_ROW;
+        move += op == DVM_BC_STORE || (c->cls[i] == CLS_FULL && reads_memory(op));
     }
-    c->row = c->uni + uni, c->tile = c->row + row;
+    c->row = c->uni + uni;
     c->nnum = c->nmove = c->nslot = c->nfree = 0;
-    c->base_move = (uint16_t)(uni + row);
-    c->base_tile = (uint16_t)(uni + row + move);
+    c->base_move = (uint16_t)(c->flat ? uni : uni + row);
+    c->base_tile = (uint16_t)(c->base_move + move);
+    for (int i = 0; i < c->s->nins && c->flat; i++)
+        if (c->cls[i] == CLS_ROW) c->down[i] = tile_id(c, c->nslot++);
+}
+
+/* Steps of the list `row`, at most. */
+static size_t row_steps(const struct comp *c) {
+    size_t n = 0;
+    for (int i = 0; i < c->s->nins; i++) n += c->cls[i] != CLS_ROW ? 0 : c->flat ? 4 : 1;
+    return n;
 }
 
 /* One way to walk; steps go to `steps`, the three lists one after the other. Returns where they end. */
@@ -360,11 +457,12 @@ static struct cpu_step *build(struct comp *c, bool flat, struct cpu_step *steps,
     c->flat = flat;
     c->uni = steps;
     count_ids(c);
+    c->tile = c->row + row_steps(c);
     p->uni.p = c->uni, p->row.p = c->row, p->tile.p = c->tile;
     for (int i = 0; i < c->s->nins; i++) {
         emit(c, i, &state);
         if (i == c->last_read) emit_held_stores(c);
-        release(c, i);
+        if (c->cls[i] != CLS_PART) release(c, i);
         if (i == c->last_read) free_held(c);
     }
     p->uni.n = (uint32_t)(c->uni - p->uni.p);
@@ -375,16 +473,15 @@ static struct cpu_step *build(struct comp *c, bool flat, struct cpu_step *steps,
     return c->tile;
 }
 
-/* Steps of both lists, at most: one an instruction, a tile for each number that a full one reads, a pointer for each
- * output. */
-static size_t count_steps(const struct comp *c) {
-    size_t n = c->s->nins;
-    for (int i = 0; i < c->s->nins; i++) {
-        const struct dvm_ins *ins = &c->s->ins[i];
-        unsigned fields = value_fields(ins);
-        n += ins->op == DVM_BC_STORE;
+/* Steps of both programs, at most: one an instruction, a tile for each number that it reads, a pointer for an output. */
+static size_t count_steps(const struct dvm_strip *s, const uint8_t *cls) {
+    size_t n = s->nins;
+    for (int i = 0; i < s->nins; i++) {
+        unsigned fields = value_fields(&s->ins[i]);
+        n += s->ins[i].op == DVM_BC_STORE;
+        if (cls[i] == CLS_ROW) n += 3;
         for (int k = 0; k < 3; k++)
-            if (fields >> k & 1) n += c->cls[operand(ins, k)] != CLS_FULL;
+            if (fields >> k & 1) n += cls[operand(&s->ins[i], k)] != CLS_FULL;
     }
     return 2 * n;
 }
@@ -420,7 +517,7 @@ static void lay_out(struct cpu_code *code, const struct dvm_strip *s) {
     code->tile_bytes = code->tile * esize + DVM_CPU_SKEW;
     code->slab_bytes = (uint8_t)esize;
     bump(&end, (ids + tiles) * sizeof(char *));
-    code->at.row = bump(&end, s->nopnd * sizeof(char *));
+    code->at.opnd = bump(&end, s->nopnd * sizeof(struct cpu_opnd));
     code->at.num = bump(&end, DVM_MAX(code->rows.nnum, code->flat.nnum) * sizeof(uint64_t));
     size_t group = code->nslab ? DVM_CPU_SLAB_ROWS : 1;
     code->at.state =
@@ -456,7 +553,8 @@ static const void *copy(char **p, const void *from, size_t size) {
     return at;
 }
 
-enum { WORK_PER_INS = 2 * 5 }; /* 16-bit numbers a value: last, id, slot, out, free */
+/* last, id, down, slot, out, free; pair */
+enum { WORK_PER_INS = 6 * sizeof(uint16_t) + sizeof(struct pair) };
 
 static void own_strip(struct cpu_code *code, const struct dvm_strip *s, char **p) {
     code->c.strip = *s;
@@ -467,8 +565,10 @@ static void own_strip(struct cpu_code *code, const struct dvm_strip *s, char **p
 
 static void carve_work(struct comp *c, char **p) {
     size_t n = c->s->nins;
+    c->pair = carve(p, n * sizeof *c->pair);
     c->last = carve(p, n * 2);
     c->id = carve(p, n * 2);
+    c->down = carve(p, n * 2);
     c->slot = carve(p, n * 2);
     c->out = carve(p, n * 2);
     c->free = carve(p, (n + 8) * 2);
@@ -479,7 +579,7 @@ dvm_status dvm_cpu_compile(const struct dvm_dev *d, const struct dvm_mem *m,
     uint8_t cls[DVM_STRIP_MAX_INS];
     struct comp c = {.s = s, .k = d->table, .cls = cls};
     for (int i = 0; i < s->nins; i++) cls[i] = classify(&c, &s->ins[i]);
-    size_t steps = count_steps(&c);
+    size_t steps = count_steps(s, cls);
     size_t size = sizeof(struct cpu_code) + s->nins * (sizeof *s->ins + WORK_PER_INS) +
                   s->nlit * sizeof *s->lit + s->nopnd * sizeof *s->opnd +
                   steps * sizeof(struct cpu_step) + 16 * 8;
@@ -492,6 +592,7 @@ dvm_status dvm_cpu_compile(const struct dvm_dev *d, const struct dvm_mem *m,
     code->size = size;
     own_strip(code, s, &p);
     carve_work(&c, &p);
+    find_pairs(&c);
     find_last_uses(&c);
     struct cpu_step *step = build(&c, false, (struct cpu_step *)(void *)p, &code->rows);
     build(&c, true, step, &code->flat);

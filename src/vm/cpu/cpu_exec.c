@@ -23,10 +23,21 @@ static void exec(struct cpu_vm *v, const struct cpu_list *list) {
     char **at = v->at;
     int64_t n = v->count;
     for (const struct cpu_step *s = list->p, *end = s + list->n; s != end; s++) {
-        if (DVM_LIKELY(s->kind == CPU_EW))
-            s->fn(at[s->d], at[s->a], at[s->b], at[s->c], n);
-        else
-            step_other(v, s);
+        const struct cpu_opnd *o = &v->opnd[s->x];
+        switch (s->kind) {
+        case CPU_EW: s->fn(at[s->d], at[s->a], at[s->b], at[s->c], n); break;
+        case CPU_DIRECT:
+            if (o->direct)
+                at[s->d] = o->row + v->j * o->cs;
+            else
+                dvm_cpu_memory(v, s);
+            break;
+        case CPU_OUT: at[s->d] = v->in_place && o->direct ? o->row + v->j * o->cs : at[s->a]; break;
+        case CPU_STORE:
+            if (!(s->c && v->in_place && o->direct)) dvm_cpu_memory(v, s);
+            break;
+        default: step_other(v, s);
+        }
     }
 }
 
@@ -42,10 +53,10 @@ static void exec_numbers(struct cpu_vm *v, const struct cpu_list *list) {
 }
 
 static void set_row(struct cpu_vm *v, int64_t i) {
-    const struct dvm_strip_args *a = v->args;
+    const struct dvm_opnd_arg *a = v->args->opnd;
     v->i = i;
-    for (int o = 0; o < v->code->c.strip.nopnd; o++)
-        v->row[o] = (char *)((uintptr_t)a->opnd[o].ptr + (uintptr_t)i * (uintptr_t)a->opnd[o].rs);
+    for (int x = 0; x < v->code->c.strip.nopnd; x++)
+        v->opnd[x].row = (char *)((uintptr_t)a[x].ptr + (uintptr_t)i * (uintptr_t)v->opnd[x].rs);
 }
 
 /* ---- rows */
@@ -69,24 +80,8 @@ static void tile_group(struct cpu_vm *v, int64_t i, int64_t rows, int64_t j, int
     }
 }
 
-/* Transposed: a step down the rows is shorter than one along them, so that lines are shared by rows. */
-static int64_t choose_slabs(struct cpu_vm *v) {
-    const struct cpu_code *c = v->code;
-    char *slab = (char *)v->args->scratch + c->at.slab;
-    int64_t group = 1;
-    for (int s = 0; s < c->nslab;
-         s++, slab += DVM_CPU_SLAB_ROWS * DVM_CPU_SLAB_PITCH * c->slab_bytes) {
-        const struct dvm_opnd_arg *a = &v->args->opnd[c->slab_opnd[s]];
-        int64_t rs = a->rs < 0 ? -a->rs : a->rs, cs = a->cs < 0 ? -a->cs : a->cs;
-        if (v->m < 4 || rs > 16 || cs <= rs) continue;
-        v->slab[s] = slab;
-        group = DVM_CPU_SLAB_ROWS;
-    }
-    return group;
-}
-
 static void walk_rows(struct cpu_vm *v) {
-    int64_t group = choose_slabs(v), width = v->code->tile;
+    int64_t group = dvm_cpu_choose_slabs(v), width = v->code->tile;
     if (group > 1) width = DVM_MIN(width, DVM_CPU_SLAB_COLS);
     for (int64_t i = 0; i < v->m; i += group) {
         int64_t rows = DVM_MIN(group, v->m - i);
@@ -99,7 +94,7 @@ static void walk_rows(struct cpu_vm *v) {
 }
 
 static void walk_cols(struct cpu_vm *v) {
-    int64_t group = choose_slabs(v), width = v->code->tile;
+    int64_t group = dvm_cpu_choose_slabs(v), width = v->code->tile;
     if (group > 1) width = DVM_MIN(width, DVM_CPU_SLAB_COLS);
     for (int64_t j = 0; j < v->n; j += width) {
         int64_t cols = DVM_MIN(width, v->n - j);
@@ -113,14 +108,26 @@ static void walk_cols(struct cpu_vm *v) {
 
 /* ---- flat */
 
+/* Numbers of the rows: as if the tile were one row that runs down the box. */
+static void exec_down(struct cpu_vm *v, int64_t rows) {
+    if (!v->code->flat.row.n) return;
+    v->down = true;
+    v->rows = 1;
+    v->count = rows;
+    exec(v, &v->code->flat.row);
+    v->down = false;
+}
+
 static void walk_flat(struct cpu_vm *v) {
     int64_t k = v->code->tile / v->n;
     bool cols = v->code->c.strip.mode == DVM_MODE_COL;
     if (cols) dvm_cpu_fold_start(v, v->n);
     for (int64_t i = 0; i < v->m; i += k) {
-        v->rows = DVM_MIN(k, v->m - i);
-        v->count = v->rows * v->n;
+        int64_t rows = DVM_MIN(k, v->m - i);
         set_row(v, i);
+        exec_down(v, rows);
+        v->rows = rows;
+        v->count = rows * v->n;
         exec(v, &v->code->flat.tile);
     }
     if (cols) dvm_cpu_fold_end(v, v->n);
@@ -154,11 +161,11 @@ void dvm_cpu_run(const struct dvm_code *code, const struct dvm_strip_args *a) {
     struct cpu_vm v = {
         .code = c, .args = a, .m = a->m, .n = a->n, .in_place = !a->alias && !a->stream};
     v.at = a->scratch;
-    v.row = (char **)(void *)((char *)a->scratch + c->at.row);
+    v.opnd = (struct cpu_opnd *)(void *)((char *)a->scratch + c->at.opnd);
     if (v.m > 1 && c->one_row && rows_touch(&c->c.strip, a)) v.n *= v.m, v.m = 1;
     v.flat = v.m > 1 && v.n <= c->tile / 4;
     set_pointers(&v);
-    set_row(&v, 0);
+    dvm_cpu_bind(&v);
     exec_numbers(&v, &prog(&v)->uni);
     if (v.flat)
         walk_flat(&v);

@@ -9,6 +9,7 @@
 #define LEVEL(level)      \
     {#level,              \
      &dvm_k_f32_##level,  \
+     &dvm_k_pair_##level, \
      &dvm_k_math_##level, \
      &dvm_k_int_##level,  \
      &dvm_k_cast_##level, \

@@ -20,6 +20,21 @@ enum { DVM_K_SA = 1, DVM_K_SB = 2, DVM_K_SC = 4, DVM_K_NVAR = 8 };
 struct dvm_k_f32 {
     dvm_k_fn *op[DVM_NOP][DVM_K_NVAR];
 };
+/* Two operations at once: first add, sub or mul, then one of these on its result t. */
+enum dvm_k_post {
+    DVM_K_POST_ADD,
+    DVM_K_POST_SUB,  /* t - c */
+    DVM_K_POST_RSUB, /* c - t */
+    DVM_K_POST_MUL,
+    DVM_K_POST_ADD_RELU, /* three at once */
+    DVM_K_POST_RELU,
+    DVM_K_POST_SQUARE,
+    DVM_K_NPOST
+};
+enum { DVM_K_NFIRST = 3 };
+struct dvm_k_pair {
+    dvm_k_fn *op[DVM_K_NFIRST][DVM_K_NPOST][DVM_K_NVAR];
+};
 struct dvm_k_math { /* transcendentals of f32 */
     dvm_k_fn *op[DVM_NOP];
 };
@@ -85,6 +100,7 @@ struct dvm_k_red_table {
 struct dvm_k {
     const char *isa;
     const struct dvm_k_f32 *f32;
+    const struct dvm_k_pair *pair;
     const struct dvm_k_math *math;
     const struct dvm_k_int *ints;
     const struct dvm_k_cast *cast;
@@ -94,6 +110,7 @@ struct dvm_k {
 
 #define DVM_K_LEVEL(isa)                                 \
     extern const struct dvm_k_f32 dvm_k_f32_##isa;       \
+    extern const struct dvm_k_pair dvm_k_pair_##isa;     \
     extern const struct dvm_k_math dvm_k_math_##isa;     \
     extern const struct dvm_k_int dvm_k_int_##isa;       \
     extern const struct dvm_k_cast dvm_k_cast_##isa;     \

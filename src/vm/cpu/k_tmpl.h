@@ -71,11 +71,25 @@
         const T b = *(const T *)b_, c = *(const T *)c_;                \
         for (int64_t i = 0; i < n; i++) d[i] = name(a[i], b, c);       \
     }
+/* name_svv, name_svs beside them. */
+#define K_TER_S(name, T)                                            \
+    static void name##_svv(DVM_K_ARGS) {                            \
+        T *DVM_RESTRICT d = d_;                                     \
+        const T a = *(const T *)a_, *b = b_, *c = c_;               \
+        for (int64_t i = 0; i < n; i++) d[i] = name(a, b[i], c[i]); \
+    }                                                               \
+    static void name##_svs(DVM_K_ARGS) {                            \
+        T *DVM_RESTRICT d = d_;                                     \
+        const T a = *(const T *)a_, *b = b_, c = *(const T *)c_;    \
+        for (int64_t i = 0; i < n; i++) d[i] = name(a, b[i], c);    \
+    }
 
 /* Table slots, by variant. */
 #define K_OF_UN(name) {name##_v}
 #define K_OF_VV(name) {name##_vv}
 #define K_OF_BIN(name) {name##_vv, name##_sv, name##_vs}
 #define K_OF_TER(name) {name##_vvv, NULL, name##_vsv, NULL, name##_vvs, NULL, name##_vss}
+#define K_OF_TER_S(name)                                                           \
+    {name##_vvv, name##_svv, name##_vsv, NULL, name##_vvs, name##_svs, name##_vss}
 static_assert(DVM_K_SA == 1 && DVM_K_SB == 2 && DVM_K_SC == 4, "order of the slots above");
 #endif
