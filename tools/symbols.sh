@@ -11,6 +11,9 @@ export LC_ALL=C
 # everything else belongs to a context.
 writable='
 err_text    text of the newest failed call of this thread
+serial      numbers graphs, so that a value of another graph is refused
+known       size of the last-level cache, asked once
+code_pool   executable memory of the process, with its lock
 '
 
 tmp=$(mktemp -d)
