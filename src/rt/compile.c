@@ -2,11 +2,32 @@
 #include "opt/opt.h"
 #include "rt/rt.h"
 
+/* Sections of a parallel kernel run side by side: no value may go from one to another. */
+static dvm_status check_sections(const struct dvm_graph *g) {
+    for (dvm_ref r = 1; g->kind == DVM_PARALLEL && r < g->node.n; r++) {
+        const struct dvm_node *n = &g->node.p[r];
+        int count = n->op == DVM_OP_CONCAT ? (int)n->nattr - 1 : n->nin;
+        for (int i = 0; i < count; i++) {
+            dvm_ref x =
+                n->op == DVM_OP_CONCAT ? (dvm_ref)g->attr.p[n->attr + 1 + (uint32_t)i] : n->in[i];
+            const struct dvm_node *o = &g->node.p[x];
+            if (o->section == n->section || dvm_op_table[o->op].cls == DVM_CLS_LEAF) continue;
+            return dvm_graph_blame(
+                g, r,
+                dvm_err_set(DVM_ERR_KIND,
+                            "operand %d is a value of section %d, used in section %d; sections of "
+                            "a parallel kernel are independent (use kind seq)",
+                            i, o->section, n->section));
+        }
+    }
+    return DVM_OK;
+}
+
 static dvm_status check_source(const struct dvm_graph *g) {
     if (g->kind == DVM_CUBE)
         DVM_FAIL(KIND, "a cube kernel is one matmul, which this graph does not have");
     if (g->n_out == 0) DVM_FAIL(KIND, "the kernel has no store");
-    return DVM_OK;
+    return check_sections(g);
 }
 
 static dvm_status compile(struct dvm_graph *g, struct dvm_arena *a) {
