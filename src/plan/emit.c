@@ -173,7 +173,7 @@ static int32_t home_of(struct planner *p, uint32_t n) {
     r->buffer = id;
     r->dtype = bf->dtype;
     r->group = x->group;
-    r->outer = x->cls == DVM_CLS_RED;
+    r->outer = x->shape != p->group.p[x->group]->shape;
     memcpy(r->stride, bf->stride, sizeof r->stride);
     x->home = id;
     enum stop before = p->stop;
@@ -554,12 +554,23 @@ static int emit_ew(struct planner *p, struct sb *b, uint32_t n, const struct vie
     return r >= 0 && small ? put(p, b, DVM_BC_RND, dvm_vt_of(x.dtype), r, x.dtype, 0) : r;
 }
 
-/* A long chain that another kernel has computed already is worth keeping in memory. */
-static bool again_elsewhere(struct planner *p, const struct sb *b, uint32_t n) {
+/* A long chain that an earlier kernel computes anyway is kept in memory there and read here. */
+static bool keep_there(struct planner *p, const struct sb *b, uint32_t n) {
     struct pnode *x = &p->node.p[n];
-    if (x->seen == 0) x->seen = (uint32_t)b->g->index + 1;
-    bool other = x->need >= 0 ? x->need < b->g->index : x->seen != (uint32_t)b->g->index + 1;
-    return other && x->uses > 1 && x->cost >= HEAVY && !x->mat;
+    int32_t here = b->g->index;
+    if (x->seen == 0) x->seen = (uint32_t)here + 1;
+    int32_t there = x->need >= 0 ? x->need : (int32_t)x->seen - 1;
+    if (there >= here || x->uses < 2 || x->cost < HEAVY || x->mat || x->min_group > there)
+        return false;
+    if (p->group.p[there]->shape != x->shape) { /* not a value of that kernel's space */
+        stop_at(p, STOP_MAT, n);
+        return false;
+    }
+    x->mat = MAT_NEAR;
+    x->group = there;
+    if (x->need < 0) x->pass = 0;
+    x->need = there;
+    return true;
 }
 
 static int emit_scan(struct planner *p, struct sb *b, uint32_t n, const struct view *v) {
@@ -582,8 +593,8 @@ static int emit_new(struct planner *p, struct sb *b, uint32_t n, const struct vi
     case DVM_CLS_EW:
         if (elsewhere && x->mat) return emit_memory(p, b, n, v);
         if (x->home >= 0 && elsewhere && x->cost > 1) return emit_memory(p, b, n, v);
-        if (again_elsewhere(p, b, n)) return stop_at(p, STOP_MAT, n);
-        return emit_ew(p, b, n, v);
+        if (keep_there(p, b, n)) return emit_memory(p, b, n, v);
+        return p->stop != STOP_NONE ? -1 : emit_ew(p, b, n, v);
     case DVM_CLS_VIEW: {
         if (elsewhere && x->mat) return emit_memory(p, b, n, v);
         if (x->op == DVM_OP_RESHAPE && dense_below(p, b->g, n)) return emit_memory(p, b, n, v);
