@@ -78,7 +78,7 @@ static int run(struct session *s, const struct options *o) {
         if (!session_run(s)) return EXIT_INPUT;
         best = fmin(best, now_seconds() - t0);
     }
-    printf("kernel %s\n", oracle_name(s->oracle));
+    printf("kernel%s%s\n", *oracle_name(s->oracle) ? " " : "", oracle_name(s->oracle));
     print_inputs(s);
     for (int i = 0; i < s->nout; i++) print_output(s, i, o->print);
     if (!o->no_time) print_time(s, best, repeat);

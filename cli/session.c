@@ -98,7 +98,12 @@ static bool set_size(struct session *s, const char *name, const char *value) {
                 "\"%s\" is no size: --shape m=1000,n=777 or, for any rank, --shape x=4x5", value);
         dims[rank++] = d;
     }
-    return oracle_set_shape(s->oracle, name, rank, dims) || unknown_size(s, name);
+    if (oracle_set_shape(s->oracle, name, rank, dims)) return true;
+    const char *known;
+    for (int i = 0; (known = oracle_known(s->oracle, i, NULL)); i++)
+        if (!strcmp(known, name))
+            return complain("%s is one number, \"%s\" is a shape", name, value);
+    return unknown_size(s, name);
 }
 
 /* NAME=SIZE,NAME=SIZE */
@@ -250,7 +255,8 @@ static bool print_verdict(const struct session *s, int i, const struct oracle_ve
     if (quiet) return true;
     printf("  check  out %d: ok, ", i);
     if (is_float)
-        printf("max error %.3g ulp, %.2g relative", v->ulp, v->rel);
+        printf("max error %.3g ulp, %.2g relative, %.0f%% of the bound", v->ulp, v->rel,
+               v->part * 100);
     else
         printf("equal");
     if (v->undecided) printf(", %lld of %lld undecided", (long long)v->undecided, (long long)v->n);

@@ -27,12 +27,15 @@ void print_number(FILE *f, dvm_dtype t, double v) {
         fputs("nan", f);
         return;
     }
-    for (int prec = 1; prec < 18; prec++) {
+    int prec = 1;
+    for (; prec < 18; prec++) {
         snprintf(buf, sizeof buf, "%.*g", prec, v);
         double again = strtod(buf, NULL);
         if (t == DVM_F64 ? again == v : (float)again == (float)v) break;
     }
-    fputs(buf, f);
+    /* 10 rather than 1e+01 */
+    int whole = fabs(v) >= 1 && fabs(v) < 1e9 ? 1 + (int)floor(log10(fabs(v))) : 0;
+    fprintf(f, "%.*g", prec > whole ? prec : whole, v);
 }
 
 void print_type(FILE *f, dvm_dtype t, int rank, const int64_t *dims) {
@@ -47,14 +50,22 @@ int64_t element_count(const dvm_arg *a) {
     return n;
 }
 
-enum { SHOWN = 8 /* of each axis; the middle is left out */ };
+static void print_element(FILE *f, dvm_dtype t, const char *p) {
+    int64_t i;
+    if (t == DVM_I64) {
+        memcpy(&i, p, sizeof i);
+        fprintf(f, "%lld", (long long)i);
+    } else {
+        print_number(f, t, oracle_get(t, p));
+    }
+}
+
+enum { SHOWN = 12 /* of each axis; the middle is left out */ };
 
 static void print_axis(FILE *f, const dvm_arg *a, int axis, int64_t off) {
+    dvm_dtype t = (dvm_dtype)a->dtype;
     if (axis == a->rank) {
-        print_number(
-            f, (dvm_dtype)a->dtype,
-            oracle_get((dvm_dtype)a->dtype,
-                       (char *)a->data + off * (int64_t)dvm_dtype_size((dvm_dtype)a->dtype)));
+        print_element(f, t, (const char *)a->data + off * (int64_t)dvm_dtype_size(t));
         return;
     }
     int64_t n = a->dims[axis];

@@ -12,20 +12,23 @@
 
 /* ------------------------------------------------------------------ numbers */
 
-/* Digits and decimal exponent of the shortest text that reads back as v of dtype t. What printf writes between the
- * first digit and the second depends on the locale. */
+/* Digits and decimal exponent of the shortest text that reads back as v of dtype t. What printf writes between
+ * the first digit and the second depends on the locale. */
 static int shortest(dvm_dtype t, double v, char digits[24], int *exp) {
     char e[40], again[40];
+    double size = v < 0 ? -v : v;
+    bool whole = size < 1e9 && size == (double)(int64_t)size; /* 65504, not the shorter 65500 */
     int n = 0;
     for (int prec = 0; prec < 17; prec++) {
-        snprintf(e, sizeof e, "%.*e", prec, v < 0 ? -v : v);
+        snprintf(e, sizeof e, "%.*e", prec, size);
         n = 0;
         const char *p = e;
         for (; *p && *p != 'e'; p++)
             if (*p >= '0' && *p <= '9') digits[n++] = *p;
         *exp = atoi(p + 1);
         snprintf(again, sizeof again, "%.*se%d", n, digits, *exp - (n - 1));
-        if (dvm_round_to(t, strtod(again, NULL)) == (v < 0 ? -v : v)) break;
+        double back = strtod(again, NULL);
+        if ((whole ? back : dvm_round_to(t, back)) == size) break;
     }
     return n;
 }
@@ -327,10 +330,10 @@ static void attributes(struct writer *w, const struct dvm_node *n) {
     const int64_t *at = dvm_node_attr(w->g, n);
     switch (n->op) {
     case DVM_OP_LOAD:
-    case DVM_OP_SCALAR:
         PUT(" ");
         argument(w, n);
         return;
+    case DVM_OP_SCALAR: argument(w, n); return;
     case DVM_OP_IOTA:
         PUT(" %s", dtype(n->dtype));
         dims(w, "[", at + 1, (int)n->nattr - 1, "]");
@@ -371,7 +374,7 @@ static void statement(struct writer *w, dvm_ref r) {
         value(w, r);
         PUT(" = ");
     }
-    PUT("%s", dvm_op_table[n->op].text);
+    if (n->op != DVM_OP_SCALAR) PUT("%s", dvm_op_table[n->op].text); /* argument() says it */
     if (n->op == DVM_OP_CONST)
         PUT(" %s:%s", dvm_const_text((dvm_dtype)n->dtype, at[0], buf), dtype(n->dtype));
     uint32_t nin = n->op == DVM_OP_CONCAT ? n->nattr - 1 : n->nin;

@@ -62,8 +62,9 @@ int oracle_run(oracle *o, char *err, size_t cap);
 
 struct oracle_verdict {
     int64_t n, bad, undecided;
-    double ulp,
-        rel; /* largest distance of the decided ones, in units of the output's dtype and relative */
+    /* Largest distance of the decided elements: in units of the output's dtype, relative, and as a part of what is
+     * allowed. */
+    double ulp, rel, part;
     int64_t at; /* element of the first bad one, or of the largest distance */
     double got, want, slack;
 };

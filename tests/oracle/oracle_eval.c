@@ -614,17 +614,21 @@ double oracle_value(const oracle *o, int i, int64_t k) {
     return is_f(v->dtype) ? v->x[k].v : (double)v->x[k].i;
 }
 
-static bool right(dvm_dtype t, elem want, elem got, double *distance) {
-    *distance = 0;
+static bool right(dvm_dtype t, elem want, elem got, double *distance, double *allowed) {
+    *distance = *allowed = 0;
     if (!is_f(t)) {
         *distance = fabs((double)want.i - (double)got.i);
         return want.i == got.i;
     }
     if (isnan(want.v)) return isnan(got.v);
     if (isinf(want.v)) return got.v == want.v;
-    double lo = round_to(is_16(t) ? t : DVM_F64, want.v - want.e),
-           hi = round_to(is_16(t) ? t : DVM_F64, want.v + want.e);
+    double lo = want.v - want.e, hi = want.v + want.e;
+    if (is_16(t)) {
+        lo = round_to(t, lo);
+        hi = round_to(t, hi);
+    }
     *distance = fabs(got.v - want.v);
+    *allowed = fmax(hi - want.v, want.v - lo);
     return got.v >= lo && got.v <= hi;
 }
 
@@ -636,7 +640,7 @@ void oracle_judge(const oracle *o, int i, const void *data, const int64_t *strid
     *r = (struct oracle_verdict){.n = v->n, .at = -1};
     for (int64_t k = 0; k < v->n; k++) {
         int64_t off = 0;
-        double distance;
+        double distance, allowed;
         unravel(v, k, at);
         for (int a = 0; a < v->rank; a++) off += at[a] * (strides ? strides : io->strides)[a];
         elem got = load_elem(v->dtype, (const char *)data + off * (int64_t)size_of(v->dtype)),
@@ -645,12 +649,13 @@ void oracle_judge(const oracle *o, int i, const void *data, const int64_t *strid
             r->undecided++;
             continue;
         }
-        bool ok = right(v->dtype, want, got, &distance);
+        bool ok = right(v->dtype, want, got, &distance, &allowed);
         double ulp = is_f(v->dtype) ? distance / ulp_of(v->dtype, want.v) : distance;
         bool note = !ok ? r->bad == 0 : r->bad == 0 && ulp > r->ulp;
         r->bad += !ok;
         if (isfinite(distance)) {
             r->ulp = fmax(r->ulp, ulp);
+            if (distance > 0) r->part = fmax(r->part, distance / allowed);
             if (is_f(v->dtype) && want.v != 0) r->rel = fmax(r->rel, distance / fabs(want.v));
         }
         if (!note) continue;

@@ -1,0 +1,12 @@
+# running: sizes from the file and from the command line, standard input, output forms
+printf '# shape: m=2,n=3\nkernel @k split (x: f32[m, n], i: i64[n], s: scalar bf16) {\n  %%a = mul %%x, %%s\n  store %%a\n  %%b = neg %%i\n  store %%b\n}\n' >k.dvm
+dvm run k.dvm --shape s=0.3 --fill 2 --print --no-time --check
+dvm run k.dvm --shape m=0,s=1 --print --no-time --check
+dvm run - --shape n=1,s=-4 --fill=1 --print --no-time --check --device ref <k.dvm
+dvm run k.dvm --shape s=1 --seed 7 --no-time --check --repeat 3 --threads 2 --isa base | sed -n '/check/p'
+printf 'kernel vector:dyn (x: f32[*]) {\n  %%a = sum %%x, keep\n  store %%a\n}\n' >any.dvm
+dvm run any.dvm --shape x=2x3x4 --fill 1 --print --no-time --check
+dvm run any.dvm --shape x=5 --fill 1 --print --no-time --check
+printf 'kernel split (t: f32[4, 2], i: i32[3]) {\n  %%a = gather %%t, %%i, axis=0, mode=slice\n  store %%a, strides=[1, 3]\n}\n' >g.dvm
+dvm run g.dvm --no-time --check | sed -n '/check/p'
+dvm run k.dvm --shape s=1 --fill 1 | sed -n 's/^  time .* us .*GB.s, compiled in .* us; .*/  a time/p'
