@@ -116,20 +116,23 @@ static bool add_errors(PyObject *module) {
 
 static PyObject *context_new(PyTypeObject *type, PyObject *args, PyObject *kw) {
     (void)type;
-    static char *names[] = {"device", "isa", "threads", NULL};
+    static char *names[] = {"device", "isa", "threads", "openmp", NULL};
     dvm_options o = {0};
-    if (!PyArg_ParseTupleAndKeywords(args, kw, "|zzi:Context", names, &o.device, &o.isa,
-                                     &o.threads))
+    int openmp = 0;
+    if (!PyArg_ParseTupleAndKeywords(args, kw, "|zzip:Context", names, &o.device, &o.isa,
+                                     &o.threads, &openmp))
         return NULL;
-    dvm_ctx *ctx = NULL;
-    dvm_status st = dvm_ctx_create(&o, &ctx);
-    if (st) return pydvm_raise(st);
     struct context *self = PyObject_New(struct context, pydvm.context);
-    if (!self) {
-        dvm_ctx_destroy(&ctx);
-        return NULL;
+    if (!self) return NULL;
+    self->ctx = NULL;
+    self->team = (struct team){0};
+    if (openmp) pydvm_openmp(&self->team, &o);
+    dvm_status st = dvm_ctx_create(&o, &self->ctx);
+    if (st) {
+        Py_DECREF((PyObject *)self);
+        return pydvm_raise(st);
     }
-    self->ctx = ctx;
+    self->team.ctx = self->ctx;
     return (PyObject *)self;
 }
 
@@ -160,6 +163,11 @@ static PyObject *context_device(PyObject *o, void *unused) {
     return PyUnicode_FromString(dvm_ctx_device(((struct context *)o)->ctx));
 }
 
+static PyObject *context_openmp(PyObject *o, void *unused) {
+    (void)unused;
+    return PyBool_FromLong(((struct context *)o)->team.parallel != NULL);
+}
+
 static PyMethodDef context_methods[] = {
     {"set_threads", context_set_threads, METH_O,
      "set_threads(n): threads of the pool, the caller counted."},
@@ -168,6 +176,8 @@ static PyMethodDef context_methods[] = {
 static PyGetSetDef context_getset[] = {
     {"threads", context_threads, NULL, "Threads of the pool, the caller counted.", NULL},
     {"device", context_device, NULL, "Device and instruction set: \"cpu avx512\", \"ref\".", NULL},
+    {"openmp", context_openmp, NULL, "Whether loops run on an OpenMP runtime of the process.",
+     NULL},
     {0},
 };
 static PyType_Slot context_slots[] = {
@@ -175,21 +185,20 @@ static PyType_Slot context_slots[] = {
     {Py_tp_dealloc, context_dealloc},
     {Py_tp_methods, context_methods},
     {Py_tp_getset, context_getset},
-    {Py_tp_doc, "Context(device=None, isa=None, threads=0): device, threads and caches."},
+    {Py_tp_doc,
+     "Context(device=None, isa=None, threads=0, openmp=False): device, threads and caches."},
     {0},
 };
 static PyType_Spec context_spec = {"_dvm.Context", sizeof(struct context), 0,
                                    Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE, context_slots};
 
-/* dvm.threads says how many threads. */
+/* dvm.threads says how many threads, and whose. */
 struct context *pydvm_default_context(void) {
     if (!pydvm.default_context) {
-        PyObject *module = PyImport_ImportModule("dvm.threads");
-        PyObject *n = module ? PyObject_CallMethod(module, "default_threads", NULL) : NULL;
-        PyObject *args = PyTuple_New(0), *kw = n ? Py_BuildValue("{s:O}", "threads", n) : NULL;
+        PyObject *module = PyImport_ImportModule("dvm.threads"), *args = PyTuple_New(0);
+        PyObject *kw = module ? PyObject_CallMethod(module, "default_options", NULL) : NULL;
         if (args && kw) pydvm.default_context = context_new(pydvm.context, args, kw);
         Py_XDECREF(module);
-        Py_XDECREF(n);
         Py_XDECREF(args);
         Py_XDECREF(kw);
     }

@@ -4,6 +4,7 @@
  *   py_graph.c   Graph (builder) and Value
  *   py_kernel.c  Kernel: the call path
  *   py_tensor.c  arguments: arrays, tensors and numbers without copies
+ *   py_threads.c threads of an OpenMP runtime
  *
  * Ownership: a Kernel and a Graph hold their Context, a Value holds its Graph. Everything here runs with the
  * GIL held, except dvm_run on larger work. */
@@ -25,8 +26,18 @@
 /* Changes whenever the Python files need another extension. */
 enum { PYDVM_ABI = 1 };
 
+/* An OpenMP runtime of the process, see py_threads.c. */
+typedef void gomp_parallel(void (*fn)(void *), void *data, unsigned threads, unsigned flags);
+struct team {
+    gomp_parallel *parallel; /* NULL: the library's own pool */
+    dvm_ctx *ctx;
+    long pid;
+};
+
 struct context {
-    PyObject_HEAD dvm_ctx *ctx;
+    PyObject ob_base;
+    dvm_ctx *ctx;
+    struct team team;
 };
 
 struct slot { /* one input or output */
@@ -35,19 +46,22 @@ struct slot { /* one input or output */
 };
 
 struct graph {
-    PyObject_HEAD dvm_graph *g; /* NULL: closed */
+    PyObject ob_base;
+    dvm_graph *g; /* NULL: closed */
     struct context *ctx;
     struct slot *in, *out;
     int nin, nout, in_cap, out_cap;
 };
 
 struct value {
-    PyObject_HEAD struct graph *graph;
+    PyObject ob_base;
+    struct graph *graph;
     dvm_val v;
 };
 
 struct kernel {
-    PyObject_HEAD dvm_kernel *k;
+    PyObject ob_base;
+    dvm_kernel *k;
     struct context *ctx;
     struct slot *in, *out; /* one block, owned by in */
     int nin, nout;
@@ -70,6 +84,10 @@ bool pydvm_count(const char *name, Py_ssize_t given, Py_ssize_t low, Py_ssize_t 
 /* ---- py_graph.c, py_kernel.c */
 extern PyType_Spec pydvm_graph_spec, pydvm_value_spec, pydvm_kernel_spec;
 PyObject *pydvm_kernel_of(struct graph *g);
+
+/* ---- py_threads.c */
+/* Makes a context run its loops on the process's OpenMP runtime; false when there is none. */
+bool pydvm_openmp(struct team *t, dvm_options *o);
 
 /* ---- py_tensor.c */
 enum family { FAMILY_NONE, FAMILY_NUMPY, FAMILY_TORCH, FAMILY_OTHER };

@@ -14,8 +14,8 @@ from typing import Any
 
 ENVIRONMENT = (
     "DVM_ISA", "DVM_NUM_THREADS", "DVM_ARCH", "DVM_CACHE_DIR", "DVM_DEBUG_DIR", "DVM_LOG",
-    "DVM_STRICT", "DEVICE_ID", "OMP_NUM_THREADS", "XDG_CACHE_HOME", "TORCHINDUCTOR_CACHE_DIR",
-    "TORCH_COMPILE_DEBUG", "TORCH_LOGS",
+    "DVM_STRICT", "DVM_OPENMP", "DEVICE_ID", "OMP_NUM_THREADS", "XDG_CACHE_HOME",
+    "TORCHINDUCTOR_CACHE_DIR", "TORCH_COMPILE_DEBUG", "TORCH_LOGS",
 )  # fmt: skip
 
 OK, NOTE, BAD = "ok", "note", "bad"
@@ -78,7 +78,8 @@ def _device() -> Iterable[Row]:
     from . import get_num_threads
 
     yield Row("device", "device", _dvm.default_context().device)
-    yield Row("device", "threads", get_num_threads())
+    pool = "torch's OpenMP runtime" if _dvm.default_context().openmp else "own pool"
+    yield Row("device", "threads", f"{get_num_threads()}, {pool}")
     if hasattr(os, "sched_getaffinity"):
         yield Row("device", "processors available", len(os.sched_getaffinity(0)))
 

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import os
 import sys
+from typing import Any
 
 import _dvm
 
 
-def default_threads() -> int:
-    """0 for the library's own choice (DVM_NUM_THREADS or the processors available); torch's number
-    when torch is loaded and DVM_NUM_THREADS is not set.
-    """
-    import os
+def default_options() -> dict[str, Any]:
+    """Options of the default context, which the first kernel makes.
 
+    Where torch is loaded, its number of threads and, unless DVM_OPENMP is 0, its OpenMP runtime;
+    elsewhere the library's own pool of as many threads as there are processors. DVM_NUM_THREADS
+    overrides the number.
+    """
     torch = sys.modules.get("torch")
-    if os.environ.get("DVM_NUM_THREADS") or torch is None or not hasattr(torch, "get_num_threads"):
-        return 0
-    return int(torch.get_num_threads())
+    if torch is None or not hasattr(torch, "get_num_threads"):
+        return {}
+    options: dict[str, Any] = {"openmp": os.environ.get("DVM_OPENMP", "1") != "0"}
+    if not os.environ.get("DVM_NUM_THREADS"):
+        options["threads"] = int(torch.get_num_threads())
+    return options
 
 
 def set_num_threads(n: int) -> None:

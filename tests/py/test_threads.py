@@ -1,9 +1,12 @@
 """One kernel from many threads, and the number of threads a kernel uses."""
 
+import subprocess
+import sys
 import threading
 
 import dvm
 import numpy as np
+import pytest
 
 F32 = np.float32
 
@@ -91,7 +94,7 @@ def test_other_threads_run_meanwhile():
             a = k.sin(a)
         return k.store(a)
 
-    x = np.zeros((1000, 4000), F32)
+    x = np.zeros((500, 4000), F32)
     f(x)
     ticks = []
     stop = threading.Event()
@@ -112,8 +115,42 @@ def test_other_threads_run_meanwhile():
 
 
 def test_bad_numbers_of_threads():
-    import pytest
-
     for n in (0, -1):
         with pytest.raises(dvm.ArgumentError):
             dvm.set_num_threads(n)
+
+
+SHARED = """
+import os, sys
+import torch, numpy as np
+import dvm, _dvm
+assert _dvm.default_context().openmp
+dvm.set_num_threads(3)
+
+@dvm.kernel
+def f(k, x):
+    a = k.load(x)
+    return k.store(k.sum(k.exp(a), [1]))
+
+x = torch.linspace(-1, 1, 600 * 1000).reshape(600, 1000)
+torch.tanh(x)
+first = f(x)
+assert torch.allclose(first, x.exp().sum(1))
+dvm.set_num_threads(1)
+assert torch.equal(f(x), first)
+dvm.set_num_threads(3)
+child = os.fork()
+if child == 0:
+    os._exit(0 if np.array_equal(f(x.numpy()), first.numpy()) else 3)
+sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+def test_torchs_threads(monkeypatch):
+    """On torch's OpenMP runtime: same bits for every number of threads, and a child of fork works."""
+    pytest.importorskip("torch")
+    monkeypatch.delenv("DVM_OPENMP", raising=False)
+    done = subprocess.run(
+        [sys.executable, "-c", SHARED], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
