@@ -1,0 +1,180 @@
+"""The torch.compile backend: `torch.compile(f, backend="dvm")`.
+
+    compile call -> options -> aot_autograd -> compile_graph for each ATen graph
+    compile_graph: partition (fx.py rows) -> codegen -> exec -> call(args)
+
+`dvm` is the object that the entry point names. It is one stable object, so that torch compares it
+and its options by value when it decides whether to compile again.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Node
+
+from . import debug, decomp, stats
+from .codegen import KernelText, Program, generate
+from .fx import Emitter
+from .options import OptionError, Options, parse_options
+from .partition import Kind, Partition, partition
+from .symbols import Symbols
+
+# Rows register themselves.
+from . import rows_nn, rows_point, rows_reduce, rows_shape  # isort: skip  # noqa: F401
+
+_serial = itertools.count()
+
+
+class Backend:
+    """Callable by torch.compile; see Options for what `options` may hold."""
+
+    __name__ = "dvm"
+
+    def __call__(
+        self,
+        gm: GraphModule,
+        example_inputs: Sequence[Any],
+        *,
+        options: dict | None = None,
+        mode: str | None = None,
+        **unknown: Any,
+    ) -> Callable:
+        if unknown:
+            raise OptionError(f"backend dvm takes options and mode, not {', '.join(unknown)}")
+        chosen = parse_options(options, mode)
+        from functorch.compile import min_cut_rematerialization_partition
+        from torch._dynamo.backends.common import aot_autograd
+
+        def compiler(kind: str) -> Callable:
+            return functools.partial(compile_graph, kind=kind, options=chosen)
+
+        begun, inside = time.perf_counter(), stats.dvm_seconds()
+        try:
+            return aot_autograd(
+                fw_compiler=compiler("forward"),
+                bw_compiler=compiler("backward"),
+                inference_compiler=compiler("inference"),
+                partition_fn=min_cut_rematerialization_partition,
+                decompositions=decomp.table(),
+                keep_inference_input_mutations=True,
+            )(gm, example_inputs)
+        finally:
+            spent = time.perf_counter() - begun - (stats.dvm_seconds() - inside)
+            stats.add_aot(spent, _compile_id())
+
+    def reset(self) -> None:
+        """Called by torch._dynamo.reset(): forgets the run summary."""
+        stats.reset()
+
+    def __repr__(self) -> str:
+        return "<torch.compile backend dvm>"
+
+
+dvm = Backend()
+
+
+def compile_graph(
+    gm: GraphModule, example_inputs: Sequence[Any], *, kind: str, options: Options
+) -> Callable:
+    """Compiles one ATen graph into a function of a list of arguments, which it empties."""
+    begun = time.perf_counter()
+    name = _graph_name(kind)
+    program, part, call = build(gm, name, options)
+    call._boxed_call = True
+    folder = debug.folder_for(options.debug_dir, name)
+    if folder is not None:
+        path = debug.write(folder, gm, program)
+        stats.log.info("%s: %s", name, path)
+    _trace(name, program)
+    record = stats.GraphRecord(
+        name,
+        kind,
+        kernels=len(program.kernels),
+        fused=sum(1 for k in part.kinds.values() if k is Kind.KERNEL),
+        fallbacks=part.fallbacks(),
+        dynamic=any(k.dynamic for k in program.kernels),
+    )
+    record.dvm_seconds = time.perf_counter() - begun
+    stats.record(record)
+    return call
+
+
+def build(gm: GraphModule, name: str, options: Options) -> tuple[Program, Partition, Callable]:
+    """Lowers and loads; regions that the engine refuses are left to torch, node by node."""
+    import dvm
+
+    refused: dict[Node, str] = {}
+    while True:
+        symbols = Symbols()
+        emitter = Emitter(symbols, options, (n.name for n in gm.graph.nodes))
+        part = partition(gm.graph, emitter, refused)
+        program = generate(gm.graph, part, emitter, symbols, options, gm)
+        namespace = dict(program.constants)
+        if options.check:
+            for k in program.kernels:
+                namespace[k.name + "_check"] = _reference(k, symbols)
+        try:
+            exec(compile(program.source(), f"<dvm {name}>", "exec"), namespace)
+        except dvm.Error as error:
+            kernel = next((k for k in program.kernels if k.name not in namespace), None)
+            if kernel is None:
+                raise
+            stats.log.warning("%s: the engine refuses %s: %s", name, kernel.name, error)
+            for n in kernel.nodes:
+                if part.kinds[n] is Kind.KERNEL:
+                    refused[n] = f"engine: {error}"
+            continue
+        return program, part, namespace["call"]
+
+
+def _reference(kernel: KernelText, symbols: Symbols) -> Callable:
+    """The nodes of a kernel run by torch, for option `check`."""
+
+    def run(*arguments: Any) -> list[Any]:
+        sizes = dict(zip(kernel.scalars, arguments, strict=False))
+        env = dict(zip(kernel.loads, arguments[len(sizes) :], strict=False))
+
+        def value(n: Node) -> Any:
+            if n in env:
+                return env[n]
+            known = symbols.name(n.meta["val"])
+            return sizes[known] if isinstance(known, str) else known
+
+        for node in kernel.nodes:
+            if node not in env:
+                args = torch.fx.map_arg(node.args, value)
+                kwargs = torch.fx.map_arg(node.kwargs, value)
+                env[node] = node.target(*args, **kwargs)
+        return [env[n] for n in kernel.outputs]
+
+    return run
+
+
+def _graph_name(kind: str) -> str:
+    """torch's own name of the graph: model__0_forward_1."""
+    try:
+        from torch._functorch.aot_autograd import get_aot_graph_name
+
+        return get_aot_graph_name()
+    except Exception:
+        return f"model__{next(_serial)}_{kind}"
+
+
+def _compile_id() -> str | None:
+    current = torch._guards.CompileContext.current_compile_id()
+    return None if current is None else str(current)
+
+
+def _trace(name: str, program: Program) -> None:
+    """The program in torch's structured trace (TORCH_TRACE, tlparse); free when that is off."""
+    torch._logging.trace_structured(
+        "artifact",
+        metadata_fn=lambda: {"name": f"dvm_{name}", "encoding": "string"},
+        payload_fn=lambda: program.source(),
+    )

@@ -1,0 +1,56 @@
+"""What generated call code uses while it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+empty_strided = torch.empty_strided
+
+try:  # torch's own short cut for generated code: a third of the cost of torch.empty_strided
+    from torch._C._dynamo.guards import _empty_strided_cpu as empty_cpu
+except ImportError:
+
+    def empty_cpu(size: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        return torch.empty_strided(size, stride, dtype=dtype)
+
+
+# (rtol, atol) of option `check`: torch.testing's own, widened by one digit for sums of long rows.
+TOLERANCE = {
+    torch.float32: (1.3e-5, 1e-5),
+    torch.float16: (1e-2, 1e-4),
+    torch.bfloat16: (3.2e-2, 1e-4),
+}
+
+
+class CheckError(AssertionError):
+    """Option `check`: a kernel differs from torch."""
+
+
+def check(reference: Callable, name: str, *tensors: Any) -> None:
+    """Compares outputs of a kernel run with `reference(*inputs)`, which runs its nodes in torch."""
+    expected = reference(*tensors)
+    outputs = tensors[len(tensors) - len(expected) :]
+    for i, (got, want) in enumerate(zip(outputs, expected, strict=True)):
+        rtol, atol = TOLERANCE.get(want.dtype, (0.0, 0.0))
+        close = torch.isclose(got, want, rtol, atol, equal_nan=True)
+        if bool(close.all()):
+            continue
+        difference = (got.double() - want.double()).abs()
+        raise CheckError(
+            f"{name}, output {i} of {len(expected)} ({want.dtype}, {tuple(want.shape)}) differs"
+            f" from torch in {int((~close).sum())} of {close.numel()} elements, at most by"
+            f" {float(difference.nan_to_num(0).max()):.3g} (rtol {rtol}, atol {atol})"
+        )
+
+
+def example(size: Sequence[int], stride: Sequence[int], dtype: torch.dtype, device: Any) -> Any:
+    """A tensor for the main program of output_code.py: random, and small where it is an integer."""
+    needed = sum((n - 1) * st for n, st in zip(size, stride, strict=True)) + 1 if all(size) else 0
+    if dtype.is_floating_point or dtype.is_complex:
+        data = torch.randn(needed, device=device).to(dtype)
+    else:
+        data = torch.randint(0, 2, (needed,), device=device).to(dtype)
+    return torch.as_strided(data, size, stride)

@@ -1,0 +1,53 @@
+"""Lowering without Dynamo: a function of tensors to kernels, for tests and experiments."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from . import decomp
+from .backend import build
+from .options import Options
+
+
+class Lowered:
+    """A traced and compiled function. Calling it returns what the function returns.
+
+    program    the generated text in parts (codegen.Program)
+    fallbacks  (op, reason) -> count of nodes left to torch
+    """
+
+    def __init__(self, f: Callable, args: tuple, options: Options, dynamic: bool):
+        from torch.fx.experimental.proxy_tensor import make_fx
+
+        def flat(*leaves: Any) -> list[Any]:
+            out, self._spec = pytree.tree_flatten(f(*leaves))
+            return out
+
+        trace = make_fx(
+            flat,
+            decomposition_table=decomp.table(),
+            tracing_mode="symbolic" if dynamic else "fake",
+            _allow_non_fake_inputs=True,
+        )
+        with torch.no_grad():
+            self.module = trace(*args)
+        self.module.graph.eliminate_dead_code()
+        self.program, part, self._call = build(self.module, "lowered", options)
+        self.fallbacks: Counter = part.fallbacks()
+
+    def __call__(self, *args: Any) -> Any:
+        return pytree.tree_unflatten(list(self._call(list(args))), self._spec)
+
+    @property
+    def source(self) -> str:
+        return self.program.source()
+
+
+def lowered(f: Callable, *args: Any, dynamic: bool = False, **options: Any) -> Lowered:
+    """Compiles f for arguments like these; options as in `Options`."""
+    return Lowered(f, args, Options(**options), dynamic)
