@@ -702,7 +702,7 @@ bool dvm_plan_emit_root(struct planner *p, struct group *g, struct root *r) {
     const struct pnode *n = &p->node.p[r->node];
     int pass = n->need == g->index ? n->pass : 0;
     if (n->cls == DVM_CLS_RED && n->group == g->index && r->kind != ROOT_RED) pass = n->pass + 1;
-    if (pass >= MAX_PASS) return stop_at(p, STOP_GROUP, r->node), false;
+    if (pass >= MAX_PASS + r->outer) return stop_at(p, STOP_GROUP, r->node), false;
     p->depth = 0;
     if (r->kind == ROOT_RED) {
         struct sb *b = new_sb(p, g, n->pass, false);

@@ -43,12 +43,13 @@ static void analyse(struct planner *p, uint32_t i) {
     n->pass = 0;
     n->cost = n->cls == DVM_CLS_EW ? dvm_plan_cost(n->op) : n->op == DVM_OP_GATHER ? 4 : 0;
     for (int k = 0; k < n->nin; k++) rest_on(p, n, n->in[k]);
-    if (n->op ==
-        DVM_OP_GATHER) { /* the source lies in memory: what computes it is an earlier kernel */
+    if (n->op == DVM_OP_GATHER) {
+        /* The source lies in memory: what computes it is an earlier kernel. */
         uint32_t x = n->in[0];
         while (p->node.p[x].cls == DVM_CLS_VIEW && !p->node.p[x].mat) x = p->node.p[x].in[0];
         if (p->node.p[x].group >= n->need) n->need = p->node.p[x].group + 1, n->pass = 0;
     }
+    if (n->pass >= MAX_PASS) n->need++, n->pass = 0; /* a new kernel starts here */
 }
 
 static void count_uses(struct planner *p) {
