@@ -1,0 +1,198 @@
+/* A strip to machine code: lower, plan, emit, copy to executable memory. See jit.h. */
+#include "vm/cpu/jit/jit.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/cpuflags.h"
+#include "base/err.h"
+#include "code/bc_table.h"
+#include "code/tree.h"
+#include "vm/cpu/jit/code_mem.h"
+#include "vm/cpu/jit/jit_code.h"
+#include "vm/cpu/jit/jit_emit.h"
+
+enum { MAX_UNROLL = 8, FIRST_CODE = 16 << 10, MAX_CODE = 1 << 20 };
+
+const char *dvm_jit_refused(void) {
+    const char *env = getenv("DVM_JIT");
+    if (env && env[0] == '0' && env[1] == 0) return "DVM_JIT=0";
+    return dvm_code_mem_refused();
+}
+
+enum dvm_jit_isa dvm_jit_isa_of(uint32_t flags) {
+#if defined(__x86_64__)
+    if (flags & DVM_CPU_AVX512) return DVM_JIT_AVX512;
+    if (flags & DVM_CPU_AVX2) return DVM_JIT_AVX2;
+#endif
+    (void)flags;
+    return DVM_JIT_NONE;
+}
+
+/* ---- the block that is kept */
+
+static bool needs_staging(const struct dvm_strip *s, int o) {
+    const struct dvm_opnd *p = &s->opnd[o];
+    if (p->role == DVM_ROLE_PICK) return true; /* when there is nothing to pick from */
+    if (p->role == DVM_ROLE_LOAD) return p->kind == DVM_OPND_STRIDED;
+    if (p->role == DVM_ROLE_STORE) return p->kind != DVM_OPND_CONTIG;
+    return p->role == DVM_ROLE_FOLD && s->mode == DVM_MODE_COL && p->kind != DVM_OPND_CONTIG;
+}
+
+static size_t round8(size_t n) { return (n + 7) & ~(size_t)7; }
+
+static void *put(char **to, const void *from, size_t size) {
+    char *start = *to;
+    if (size && from) memcpy(start, from, size);
+    *to += round8(size);
+    return start;
+}
+
+static size_t block_size(const struct dvm_jb *b) {
+    const struct dvm_strip *s = b->s;
+    return sizeof(struct dvm_jit_code) + round8(s->nins * sizeof *s->ins) +
+           round8(s->nlit * sizeof *s->lit) + round8(s->nopnd * sizeof *s->opnd) +
+           round8(s->nopnd) + round8((size_t)b->nfold * sizeof(struct dvm_jit_fold));
+}
+
+static void copy_folds(struct dvm_jit_code *c, const struct dvm_jb *b, struct dvm_jit_fold *to) {
+    c->fold = to;
+    c->nfold = (uint16_t)b->nfold;
+    for (int k = 0; k < b->nfold; k++) {
+        const struct dvm_jfold *f = &b->fold[k];
+        to[k] = (struct dvm_jit_fold){
+            .op = f->op, .vt = f->vt, .arg = f->arg, .out = f->out, .part = f->part};
+    }
+}
+
+/* Offsets in the scratch memory, behind the frame. */
+static void lay_scratch(struct dvm_jit_code *c, const struct dvm_jb *b, uint8_t *flags) {
+    const struct dvm_strip *s = b->s;
+    size_t end = (size_t)b->frame;
+    c->opnds = (int32_t)end;
+    end += (s->nopnd * sizeof(struct dvm_opnd_arg) + 63) & ~(size_t)63;
+    c->stage = (int32_t)end;
+    c->staged = flags;
+    for (int o = 0; o < s->nopnd; o++) {
+        flags[o] = needs_staging(s, o);
+        c->may_stage |= flags[o];
+        if (flags[o]) end += dvm_jit_stage_bytes(s->mode, s->opnd[o].dtype);
+    }
+    c->trees = (int32_t)end;
+    if (s->mode == DVM_MODE_ROW)
+        end += (size_t)b->nfold * sizeof(struct dvm_tree) * (c->may_stage ? J_STAGE_ROWS : 1);
+    c->c.scratch = (end + 63) & ~(size_t)63;
+}
+
+static dvm_status keep(const struct dvm_mem *m, const struct dvm_je *e, const struct dvm_jplan *p,
+                       int32_t parts, int room, int entry, struct dvm_code **out) {
+    static void (*const runs[])(const struct dvm_code *,
+                                const struct dvm_strip_args *) = {[DVM_MODE_MAP] = dvm_jit_run_map,
+                                                                  [DVM_MODE_ROW] = dvm_jit_run_row,
+                                                                  [DVM_MODE_COL] = dvm_jit_run_col};
+    const struct dvm_jb *b = e->b;
+    const struct dvm_strip *s = b->s;
+    size_t size = block_size(b), code_size = (size_t)dvm_enc_at(&e->e);
+    void *code;
+    struct dvm_jit_code *c = dvm_mem_new(m, size);
+    if (!c) return DVM_ERR_NOMEM;
+    dvm_status st = dvm_code_mem_new(e->e.base, code_size, &code);
+    if (st != DVM_OK) {
+        dvm_mem_free(m, c, size);
+        return st == DVM_ERR_LIMIT ? DVM_ERR_UNSUPPORTED : st;
+    }
+    char *to = (char *)(c + 1), *start = (char *)code + entry;
+    memcpy(&c->fn, &start, sizeof c->fn);
+    c->start = code;
+    c->size = size;
+    c->code_size = code_size;
+    c->stream = p->stream;
+    c->width = (uint8_t)b->width;
+    c->parts = parts;
+    c->part_bytes = b->part_bytes;
+    c->part_room = room;
+    c->c = (struct dvm_code){.run = runs[s->mode], .tier = "jit", .strip = *s};
+    c->c.strip.lit = put(&to, s->lit, s->nlit * sizeof *s->lit);
+    c->c.strip.ins = put(&to, s->ins, s->nins * sizeof *s->ins);
+    c->c.strip.opnd = put(&to, s->opnd, s->nopnd * sizeof *s->opnd);
+    copy_folds(c, b, put(&to, NULL, (size_t)b->nfold * sizeof *c->fold));
+    lay_scratch(c, b, put(&to, NULL, s->nopnd));
+    c->scans = b->nscan > 0;
+    *out = &c->c;
+    return DVM_OK;
+}
+
+/* ---- compiling */
+
+/* Constants first, then the function at a cache line. */
+static dvm_status emit(struct dvm_je *e, const struct dvm_jplan *p, int32_t parts, int *entry) {
+    struct dvm_jb *b = e->b;
+    for (size_t room = FIRST_CODE; room <= MAX_CODE; room *= 4) {
+        int32_t frame = b->frame;
+        void *buffer = dvm_arena_raw(b->arena, room);
+        if (!buffer) return DVM_ERR_NOMEM;
+        dvm_enc_init(&e->e, buffer, room);
+        if (b->npool + 64 > room) continue;
+        if (b->npool) memcpy(e->e.base, b->pool, b->npool);
+        e->e.p += b->npool;
+        while (dvm_enc_at(&e->e) & 63) *e->e.p++ = 0xcc;
+        *entry = dvm_enc_at(&e->e);
+        e->nspare = 0;
+        dvm_j_function(e, p, parts);
+        if (b->failed) DVM_FAIL(UNSUPPORTED, "machine code: out of registers");
+        if (!e->e.full) return DVM_OK;
+        b->frame = frame;
+    }
+    DVM_FAIL(UNSUPPORTED, "machine code: the strip is too long");
+}
+
+static dvm_status compile(const struct dvm_mem *m, struct dvm_jb *b, struct dvm_code **out) {
+    struct dvm_je e = {.b = b, .full = b->len, .nreg = b->z ? 32 : J_TAIL_YMM};
+    struct dvm_jplan p = {0};
+    int room = J_PARTS, entry = 0;
+    if (!dvm_j_begin(b)) return DVM_ERR_NOMEM;
+    DVM_TRY(dvm_j_lower(b));
+    dvm_j_plan(&e, &p);
+    size_t keys = (size_t)b->nval * MAX_UNROLL;
+    e.reg = dvm_arena_raw(b->arena, keys);
+    e.slot = dvm_arena_raw(b->arena, keys * sizeof *e.slot);
+    if (!e.reg || !e.slot) return DVM_ERR_NOMEM;
+    for (int k = 0; k < b->nfold; k++)
+        if (b->fold[k].arg) room = J_ARG_PARTS;
+    int32_t parts = dvm_j_frame(b, b->part_bytes * room);
+    DVM_TRY(emit(&e, &p, parts, &entry));
+    return keep(m, &e, &p, parts, room, entry, out);
+}
+
+dvm_status dvm_jit_compile(const struct dvm_mem *m, const struct dvm_strip *s, int isa,
+                           struct dvm_code **out) {
+    const char *why = dvm_jit_refused();
+    if (why) DVM_FAIL(UNSUPPORTED, "machine code: %s", why);
+    if (isa != DVM_JIT_AVX2 && isa != DVM_JIT_AVX512)
+        DVM_FAIL(UNSUPPORTED, "machine code: no level for this processor");
+    struct dvm_arena arena;
+    dvm_arena_init(&arena, m);
+    bool z = isa == DVM_JIT_AVX512;
+    struct dvm_jb b = {
+        .arena = &arena, .s = s, .z = z, .len = z ? X_512 : X_256, .width = z ? 16 : 8};
+    dvm_status st = compile(m, &b, out);
+    dvm_arena_drop(&arena);
+    return st;
+}
+
+bool dvm_jit_is(const struct dvm_code *c) {
+    return c->run == dvm_jit_run_map || c->run == dvm_jit_run_row || c->run == dvm_jit_run_col;
+}
+
+size_t dvm_jit_code(const struct dvm_code *c, const void **bytes) {
+    const struct dvm_jit_code *j = (const struct dvm_jit_code *)c;
+    *bytes = j->start;
+    return j->code_size;
+}
+
+void dvm_jit_destroy(const struct dvm_mem *m, struct dvm_code *c) {
+    struct dvm_jit_code *j = (struct dvm_jit_code *)c;
+    if (!c) return;
+    dvm_code_mem_free(j->start, j->code_size);
+    dvm_mem_free(m, j, j->size);
+}

@@ -1,0 +1,148 @@
+/* Values, constants and lists of micro-operations while a strip is lowered. Needs an arena; never fails by itself:
+ * what does not fit sets b->failed, and the rest of the lowering goes into a dead element. */
+#include <string.h>
+
+#include "code/bc_table.h"
+#include "vm/cpu/jit/jit_ir.h"
+
+/* Room for one more element of `size` bytes; the arena forgets the old block. */
+static bool grow(struct dvm_jb *b, void **p, uint32_t n, uint32_t *cap, size_t size) {
+    if (DVM_LIKELY(n < *cap)) return true;
+    uint32_t want = *cap ? *cap * 2 : 128;
+    void *q = dvm_arena_raw(b->arena, want * size);
+    if (!q) return b->failed = true, false;
+    if (n) memcpy(q, *p, n * size);
+    *p = q;
+    *cap = want;
+    return true;
+}
+
+static void tables(struct dvm_jb *b) {
+    static const int32_t mask[16] = {-1, -1, -1, -1, -1, -1, -1, -1};
+    if (!b->z) b->mask_table = dvm_j_pool_bytes(b, mask, sizeof mask);
+    for (int k = 0; k < b->s->nins; k++) {
+        int32_t lane[DVM_TREE_LANES];
+        if (b->s->ins[k].op != DVM_BC_FOLD || !dvm_bc_is_arg(b->s->ins[k].b)) continue;
+        for (int i = 0; i < DVM_TREE_LANES; i++) lane[i] = i;
+        b->lane_table = dvm_j_pool_bytes(b, lane, sizeof lane);
+        return;
+    }
+}
+
+bool dvm_j_begin(struct dvm_jb *b) {
+    b->nval = 1;
+    b->of = dvm_arena_raw(b->arena, (b->s->nins + 1u) * sizeof *b->of);
+    if (!b->of || !grow(b, (void **)&b->val, 0, &b->cap, sizeof *b->val)) return false;
+    memset(b->val, 0, sizeof *b->val);
+    b->frame = J_F_TAB + 8 * ((b->s->nopnd * 2 + 7) & ~7);
+    b->frame = (b->frame + 63) & ~63;
+    tables(b);
+    return !b->failed;
+}
+
+dvm_vid dvm_j_value(struct dvm_jb *b, int cls, int list) {
+    if (b->nval >= J_MAX_VALUES) b->failed = true;
+    if (b->failed || !grow(b, (void **)&b->val, b->nval, &b->cap, sizeof *b->val)) return 0;
+    struct dvm_jval *v = &b->val[b->nval];
+    *v = (struct dvm_jval){.cls = (uint8_t)cls, .list = (uint8_t)list, .pin = -1, .last = -1};
+    return (dvm_vid)b->nval++;
+}
+
+int dvm_j_list_of(const struct dvm_jb *b, dvm_vid v) { return b->val[v].list; }
+
+static void use(struct dvm_jb *b, dvm_vid v, int list, uint32_t at) {
+    if (!v) return;
+    struct dvm_jval *x = &b->val[v];
+    x->uses += list == J_BODY && x->uses < UINT16_MAX;
+    if (x->list != list || x->konst)
+        x->crosses = true;
+    else
+        x->last = (int32_t)at;
+}
+
+struct dvm_mi *dvm_j_add(struct dvm_jb *b, int list, const struct dvm_mi *m) {
+    struct dvm_mlist *l = &b->list[list];
+    if (!grow(b, (void **)&l->p, l->n, &l->cap, sizeof *l->p)) return NULL;
+    use(b, m->a, list, l->n);
+    use(b, m->b, list, l->n);
+    use(b, m->c, list, l->n);
+    use(b, m->k, list, l->n);
+    l->p[l->n] = *m;
+    return &l->p[l->n++];
+}
+
+dvm_vid dvm_j_op(struct dvm_jb *b, int cls, struct dvm_mi m) {
+    int list = b->floor;
+    const struct dvm_jval *val = b->val;
+    list = DVM_MAX(list, val[m.a].list);
+    list = DVM_MAX(list, val[m.b].list);
+    list = DVM_MAX(list, val[m.c].list);
+    list = DVM_MAX(list, val[m.k].list);
+    if (cls >= 0) m.d = dvm_j_value(b, cls, list);
+    dvm_j_add(b, list, &m);
+    return m.d;
+}
+
+dvm_vid dvm_j_outer(struct dvm_jb *b, struct dvm_mi m) {
+    int keep = b->floor;
+    b->floor = J_CALL;
+    dvm_vid v = dvm_j_op(b, J_V, m);
+    b->floor = keep;
+    return v;
+}
+
+/* ---- pool */
+
+int32_t dvm_j_pool_bytes(struct dvm_jb *b, const void *p, uint32_t n) {
+    while (b->npool + n > b->pool_cap) {
+        uint32_t want = b->pool_cap ? b->pool_cap * 2 : 1024;
+        uint8_t *q = dvm_arena_raw(b->arena, want);
+        if (!q) return b->failed = true, 0;
+        if (b->npool) memcpy(q, b->pool, b->npool);
+        b->pool = q;
+        b->pool_cap = want;
+    }
+    memcpy(b->pool + b->npool, p, n);
+    b->npool += n;
+    return (int32_t)(b->npool - n);
+}
+
+/* AVX-512 broadcasts while it reads; AVX2 reads whole vectors. */
+static dvm_vid new_const(struct dvm_jb *b, uint64_t bits, bool wide) {
+    uint64_t copies[4] = {bits, bits, bits, bits};
+    uint32_t size = b->z ? (wide ? 8 : 4) : 32;
+    if (b->z && wide) { /* 8-byte alignment */
+        static const uint32_t zero;
+        if (b->npool & 4) dvm_j_pool_bytes(b, &zero, 4);
+    }
+    dvm_vid v = dvm_j_value(b, J_V, J_CALL);
+    int32_t at = dvm_j_pool_bytes(b, copies, size);
+    if (b->failed) return 0;
+    b->val[v].konst = true;
+    b->val[v].wide = wide;
+    b->val[v].home = at;
+    return v;
+}
+
+static dvm_vid find_const(struct dvm_jb *b, uint64_t bits, bool wide) {
+    uint64_t h = (bits ^ (wide ? 0x55 : 0)) * UINT64_C(0x9e3779b97f4a7c15) >> 40;
+    enum { N = DVM_COUNT(((struct dvm_jb *)0)->konst) };
+    for (int probe = 0; probe < 8; probe++) {
+        dvm_vid *slot = &b->konst[(h + (unsigned)probe) % N], v = *slot;
+        if (!v) return *slot = new_const(b, bits, wide);
+        if (b->val[v].wide == wide && !memcmp(b->pool + b->val[v].home, &bits, wide ? 8 : 4))
+            return v;
+    }
+    return new_const(b, bits, wide);
+}
+
+dvm_vid dvm_j_const32(struct dvm_jb *b, uint32_t bits) {
+    return find_const(b, bits | (uint64_t)bits << 32, false);
+}
+dvm_vid dvm_j_const64(struct dvm_jb *b, uint64_t bits) { return find_const(b, bits, true); }
+
+int32_t dvm_j_frame(struct dvm_jb *b, int32_t bytes) {
+    int32_t at = b->frame;
+    b->frame += (bytes + 63) & ~63;
+    return at;
+}

@@ -1,0 +1,52 @@
+/* Compiled strips as the runner sees them. */
+#ifndef DVM_JIT_JIT_CODE_H
+#define DVM_JIT_JIT_CODE_H
+#include "vm/cpu/jit/jit_ir.h"
+
+typedef void dvm_jit_fn(const struct dvm_strip_args *a, uint64_t stream);
+
+struct dvm_jit_fold {
+    uint8_t op, vt;
+    bool arg;
+    uint16_t out;
+    int32_t part;
+};
+
+/* Scratch of a call: frame of the code | part records | operands of a sub-box | staged operands | trees. */
+struct dvm_jit_code {
+    struct dvm_code c;
+    dvm_jit_fn *fn;
+    void *start;      /* of the machine code: constants, then fn */
+    size_t size;      /* of this block */
+    size_t code_size; /* of the machine code */
+    bool stream;      /* has a loop with non-temporal stores */
+    bool scans;       /* columns of a row are done in order */
+    uint8_t width;    /* 32-bit lanes of a vector */
+    uint16_t nfold;
+    int32_t parts, part_bytes, part_room;
+    int32_t opnds, stage, trees;
+    const struct dvm_jit_fold *fold;
+    const uint8_t
+        *staged; /* operand may have to be staged: column stride is not the element's size */
+    bool may_stage;
+};
+
+enum {
+    J_STAGE_BYTES = 16 << 10, /* of one staged operand */
+    J_STAGE_ROWS = 8,         /* ROW: rows staged together */
+    J_PARTS = 64,             /* part records of a call */
+    J_ARG_PARTS = 16
+};
+/* jit_run.c */
+void dvm_jit_run_map(const struct dvm_code *c, const struct dvm_strip_args *a);
+void dvm_jit_run_row(const struct dvm_code *c, const struct dvm_strip_args *a);
+void dvm_jit_run_col(const struct dvm_code *c, const struct dvm_strip_args *a);
+/* Bytes that staging an operand takes. */
+size_t dvm_jit_stage_bytes(int mode, int dtype);
+
+/* jit_stage.c: strided memory to contiguous rows of `cols` elements, and back. */
+void dvm_jit_gather(char *to, const char *from, int64_t rs, int64_t cs, int64_t rows, int64_t cols,
+                    int size);
+void dvm_jit_scatter(char *to, int64_t rs, int64_t cs, const char *from, int64_t rows, int64_t cols,
+                     int size);
+#endif

@@ -1,0 +1,440 @@
+/* One pass over a list: for each operation its operands are brought into registers (or taken from memory where the
+ * instruction allows), registers of values that end here are freed, the result gets one, bytes are appended. When
+ * registers run out, the value whose last use is farthest goes to the frame; hoisted values are at home already, so
+ * they leave first and for free. */
+#include "vm/cpu/jit/jit_emit.h"
+
+#include <string.h>
+
+static uint32_t key(const struct dvm_je *e, dvm_vid v, int u) {
+    return (uint32_t)u * e->b->nval + v;
+}
+
+static bool local(const struct dvm_je *e, dvm_vid v) {
+    const struct dvm_jval *x = &e->b->val[v];
+    return x->list == e->list && !x->konst;
+}
+
+/* Unit under which a value is kept: hoisted ones are the same for all. */
+static int unit(const struct dvm_je *e, dvm_vid v, int u) { return local(e, v) ? u : 0; }
+
+struct dvm_x_rm dvm_j_frame_at(int32_t disp) { return dvm_x_mem(J_R_FRAME, disp); }
+
+int dvm_j_width_of(const struct dvm_je *e, int o) {
+    int n = e->b->s->nopnd;
+    return (int)dvm_dtype_size((dvm_dtype)e->b->s->opnd[o < n ? o : o - n].dtype);
+}
+
+/* ---- registers */
+
+static uint32_t reserved(const struct dvm_je *e, int cls) {
+    return cls == J_V ? e->pins | (e->acc_regs ? e->accs : 0) : 0;
+}
+
+static uint32_t all_regs(const struct dvm_je *e, int cls) {
+    if (cls == J_K) return 0xf8; /* k1, k2: tails; k0 is no mask */
+    return (uint32_t)((UINT64_C(1) << e->nreg) - 1);
+}
+
+static int32_t new_slot(struct dvm_je *e) {
+    return e->nspare ? e->spare[--e->nspare] : dvm_j_frame(e->b, 64);
+}
+
+static void move_to_frame(struct dvm_je *e, int cls, int r, int32_t slot) {
+    if (cls == J_K)
+        dvm_x_vec(&e->e, X_KMOVW_ST, X_128, r, 0, dvm_j_frame_at(slot), 0);
+    else
+        dvm_x_vec(&e->e, X_VMOVUPS_ST, e->full, r, 0, dvm_j_frame_at(slot), 0);
+}
+
+static void drop_register(struct dvm_je *e, int cls, int r) {
+    e->reg[key(e, e->owner[cls][r], e->owner_u[cls][r])] = -1;
+    e->free[cls] |= 1u << r;
+}
+
+static void save(struct dvm_je *e, int cls, int r) {
+    dvm_vid v = e->owner[cls][r];
+    uint32_t k = key(e, v, e->owner_u[cls][r]);
+    if (local(e, v) && !(e->b->val[v].crosses && e->b->val[v].home) && !e->slot[k]) {
+        e->slot[k] = new_slot(e);
+        move_to_frame(e, cls, r, e->slot[k]);
+    }
+}
+
+static int evict(struct dvm_je *e, int cls) {
+    uint32_t set = all_regs(e, cls) & ~(e->free[cls] | e->lock[cls] | reserved(e, cls));
+    int best = -1;
+    int32_t farthest = -2;
+    for (; set; set &= set - 1) {
+        int r = __builtin_ctz(set);
+        dvm_vid v = e->owner[cls][r];
+        int32_t last = local(e, v) ? e->b->val[v].last : INT32_MAX;
+        if (last > farthest) {
+            farthest = last;
+            best = r;
+        }
+    }
+    if (best < 0) return e->b->failed = true, 0;
+    save(e, cls, best);
+    drop_register(e, cls, best);
+    return best;
+}
+
+int dvm_j_take(struct dvm_je *e, int cls) {
+    uint32_t set = e->free[cls] & ~e->lock[cls];
+    int r = set ? __builtin_ctz(set) : evict(e, cls);
+    e->free[cls] &= ~(1u << r);
+    e->lock[cls] |= 1u << r;
+    return r;
+}
+
+void dvm_j_untake(struct dvm_je *e, int cls, int r) { e->free[cls] |= 1u << r; }
+
+static void own(struct dvm_je *e, dvm_vid v, int u, int r) {
+    int cls = e->b->val[v].cls;
+    e->owner[cls][r] = v;
+    e->owner_u[cls][r] = (uint8_t)u;
+    e->reg[key(e, v, u)] = (int8_t)r;
+}
+
+void dvm_j_evict_all(struct dvm_je *e) {
+    for (int cls = J_V; cls <= J_K; cls++) {
+        uint32_t set = all_regs(e, cls) & ~(e->free[cls] | reserved(e, cls));
+        for (; set; set &= set - 1) {
+            int r = __builtin_ctz(set);
+            save(e, cls, r);
+            drop_register(e, cls, r);
+        }
+    }
+}
+
+/* ---- operands */
+
+static bool is_zero(const struct dvm_jb *b, const struct dvm_jval *x) {
+    uint32_t bits;
+    memcpy(&bits, b->pool + x->home, 4);
+    return bits == 0 && !x->wide;
+}
+
+static void load_const(struct dvm_je *e, const struct dvm_jval *x, int r) {
+    struct dvm_x_rm at = dvm_x_pool(x->home);
+    if (is_zero(e->b, x))
+        dvm_x_vec(&e->e, r < 16 ? X_VXORPS : X_VPXORD, r < 16 ? X_128 : e->full, r, r, dvm_x_reg(r),
+                  0);
+    else if (!e->b->z)
+        dvm_x_vec(&e->e, X_VMOVUPS, X_256, r, 0, at, 0);
+    else
+        dvm_x_vec(&e->e, x->wide ? X_VPBROADCASTQ : X_VBROADCASTSS, e->full, r, 0, at, 0);
+}
+
+void dvm_j_load_pinned(struct dvm_je *e) {
+    for (uint32_t v = 1; v < e->b->nval; v++) {
+        const struct dvm_jval *x = &e->b->val[v];
+        if (x->konst && x->pin >= 0) load_const(e, x, x->pin);
+    }
+}
+
+/* Where a value stands in the frame; 0: nowhere. */
+static int32_t place(const struct dvm_je *e, dvm_vid v, int u) {
+    const struct dvm_jval *x = &e->b->val[v];
+    if (x->crosses && x->home) return x->home;
+    return e->slot[key(e, v, u)];
+}
+
+int dvm_j_get(struct dvm_je *e, dvm_vid v, int u) {
+    const struct dvm_jval *x = &e->b->val[v];
+    if (x->pin >= 0) return x->pin;
+    u = unit(e, v, u);
+    int r = e->reg[key(e, v, u)];
+    if (r < 0) {
+        r = dvm_j_take(e, x->cls);
+        if (x->konst)
+            load_const(e, x, r);
+        else if (x->cls == J_K)
+            dvm_x_vec(&e->e, X_KMOVW, X_128, r, 0, dvm_j_frame_at(place(e, v, u)), 0);
+        else
+            dvm_x_vec(&e->e, X_VMOVUPS, e->full, r, 0, dvm_j_frame_at(place(e, v, u)), 0);
+        own(e, v, u, r);
+    }
+    e->lock[x->cls] |= 1u << r;
+    return r;
+}
+
+static bool in_register(const struct dvm_je *e, dvm_vid v, int u) {
+    return e->b->val[v].pin >= 0 || e->reg[key(e, v, unit(e, v, u))] >= 0;
+}
+
+/* Whether the instruction can read the value where it is in memory. */
+bool dvm_j_from_memory(const struct dvm_je *e, int op, dvm_vid v, int u) {
+    const struct dvm_jval *x = &e->b->val[v];
+    const struct dvm_x_row *row = &dvm_x_rows[op];
+    if (x->cls == J_K || in_register(e, v, u)) return false;
+    if (row->form == X_VMI && !e->b->z) return false;
+    if (x->konst && e->b->z) return row->tuple == X_FV && row->w == x->wide && !is_zero(e->b, x);
+    return row->tuple == X_FV || row->tuple == X_FM;
+}
+
+/* The operand as the instruction's rm field. */
+struct dvm_x_rm dvm_j_operand(struct dvm_je *e, int op, dvm_vid v, int u, unsigned *attr) {
+    const struct dvm_jval *x = &e->b->val[v];
+    if (!dvm_j_from_memory(e, op, v, u)) return dvm_x_reg(dvm_j_get(e, v, u));
+    if (!x->konst) return dvm_j_frame_at(place(e, v, unit(e, v, u)));
+    if (e->b->z) *attr |= X_BCST;
+    return dvm_x_pool(x->home);
+}
+
+static void end_value(struct dvm_je *e, dvm_vid v, int u) {
+    const struct dvm_jval *x = &e->b->val[v];
+    if (!v || x->last != e->at || !local(e, v) || x->crosses) return;
+    uint32_t k = key(e, v, u);
+    int r = e->reg[k];
+    if (r >= 0 && !(reserved(e, x->cls) >> r & 1)) e->free[x->cls] |= 1u << r;
+    e->reg[k] = -1;
+    if (e->slot[k]) e->ended[e->nended++] = e->slot[k]; /* the operation may still read it there */
+    e->slot[k] = 0;
+}
+
+void dvm_j_done(struct dvm_je *e, const struct dvm_mi *m, int u) {
+    end_value(e, m->a, u);
+    end_value(e, m->b, u);
+    end_value(e, m->c, u);
+    end_value(e, m->k, u);
+}
+
+int dvm_j_dest_near(struct dvm_je *e, dvm_vid v, int u, int near) {
+    const struct dvm_jval *x = &e->b->val[v];
+    if (x->pin >= 0) return x->pin;
+    if (x->acc && e->acc_regs) {
+        int r = e->b->acc[x->acc - 1].reg[u];
+        dvm_j_alias(e, v, u, r);
+        return r;
+    }
+    /* operands that ended here may be overwritten: the instruction reads before it writes */
+    uint32_t set = e->free[x->cls];
+    int r = near >= 0 && set >> near & 1 ? near : set ? __builtin_ctz(set) : evict(e, x->cls);
+    e->free[x->cls] &= ~(1u << r);
+    own(e, v, u, r);
+    return r;
+}
+
+int dvm_j_dest(struct dvm_je *e, dvm_vid v, int u) { return dvm_j_dest_near(e, v, u, -1); }
+
+void dvm_j_alias(struct dvm_je *e, dvm_vid v, int u, int r) { e->reg[key(e, v, u)] = (int8_t)r; }
+
+/* A new value: hoisted ones without a register go home; one that nobody uses goes at once. */
+static void born(struct dvm_je *e, const struct dvm_mi *m, int u) {
+    const struct dvm_jval *x = &e->b->val[m->d];
+    if (!m->d) return;
+    if (x->crosses && x->pin < 0 && x->home)
+        move_to_frame(e, x->cls, e->reg[key(e, m->d, u)], x->home);
+    if (x->last < 0 && x->pin < 0) {
+        int r = e->reg[key(e, m->d, u)];
+        if (r >= 0 && !(reserved(e, x->cls) >> r & 1)) drop_register(e, x->cls, r);
+    }
+}
+
+/* ---- memory */
+
+struct dvm_x_rm dvm_j_opnd(struct dvm_je *e, const struct dvm_mi *m, int u) {
+    int o = m->o, size = dvm_j_width_of(e, o), base = e->base[o];
+    if (base < 0) {
+        dvm_x_gpr(&e->e, G_MOV, true, X_RAX, dvm_j_frame_at(J_F_TAB + 8 * o), 0);
+        base = X_RAX;
+    }
+    return dvm_x_idx(base, J_R_COL, __builtin_ctz((unsigned)size),
+                     m->disp + u * e->b->width * size);
+}
+
+static struct dvm_x_rm opnd_field(int o, size_t field) {
+    return dvm_x_mem(J_R_OPND, (int)((size_t)o * sizeof(struct dvm_opnd_arg) + field));
+}
+
+static struct dvm_x_rm memory(struct dvm_je *e, const struct dvm_mi *m, int u) {
+    switch (m->mem) {
+    case J_OPND: return dvm_j_opnd(e, m, u);
+    case J_FIXED: {
+        bool moves = e->b->s->opnd[m->o].kind != DVM_OPND_UNIF;
+        if (moves && e->base[m->o] >= 0) return dvm_x_mem(e->base[m->o], 0);
+        struct dvm_x_rm from = moves ? dvm_j_frame_at(J_F_TAB + 8 * m->o)
+                                     : opnd_field(m->o, offsetof(struct dvm_opnd_arg, ptr));
+        dvm_x_gpr(&e->e, G_MOV, true, X_RAX, from, 0);
+        return dvm_x_mem(X_RAX, 0);
+    }
+    case J_PARAM:
+        dvm_x_gpr(&e->e, G_MOV, true, X_RAX,
+                  dvm_x_mem(J_R_ROW, offsetof(struct dvm_strip_args, param)), 0);
+        return dvm_x_mem(X_RAX, 8 * m->o);
+    case J_STEP: return opnd_field(m->o, offsetof(struct dvm_opnd_arg, cs));
+    case J_ARG: return dvm_x_mem(J_R_ROW, m->disp);
+    case J_POOL: return dvm_x_pool(m->disp);
+    case J_LANES: return dvm_j_frame_at(e->b->acc[m->o].lanes + m->disp);
+    default: return dvm_j_frame_at(m->disp);
+    }
+}
+
+static unsigned tail_mask(const struct dvm_mi *m) { return X_K(m->flags & J_HIGH ? 2 : 1); }
+
+/* AVX2: tails of 32- and 64-bit elements by masked moves, narrower ones by way of the frame. */
+static int tail_vector(struct dvm_je *e, const struct dvm_mi *m) {
+    if (!(m->flags & J_WIDE)) return J_TAIL_YMM;
+    int r = dvm_j_take(e, J_V);
+    dvm_x_vec(&e->e, X_VMOVUPS, X_256, r, 0,
+              dvm_j_frame_at(J_F_MASK64 + (m->flags & J_HIGH ? 32 : 0)), 0);
+    return r;
+}
+
+static void tail_load_avx2(struct dvm_je *e, const struct dvm_mi *m, int u) {
+    if (dvm_j_width_of(e, m->o) < 4) {
+        dvm_j_partial(e, m, false);
+        int d = dvm_j_dest(e, m->d, u);
+        dvm_x_vec(&e->e, (enum dvm_x_op)m->op, m->attr, d, 0, dvm_j_frame_at(J_F_BUF), 0);
+        return;
+    }
+    bool wide = m->flags & J_WIDE;
+    int mask = tail_vector(e, m), d = dvm_j_dest(e, m->d, u);
+    dvm_x_vec(&e->e, wide ? X_VPMASKMOVQ : X_VMASKMOVPS, X_256, d, mask, dvm_j_opnd(e, m, u), 0);
+    if (wide) dvm_j_untake(e, J_V, mask);
+}
+
+static void tail_store_avx2(struct dvm_je *e, const struct dvm_mi *m, int u) {
+    int r = dvm_j_get(e, m->a, u);
+    if (dvm_j_width_of(e, m->o) < 4) {
+        dvm_x_vec(&e->e, (enum dvm_x_op)m->op, m->attr, r, 0, dvm_j_frame_at(J_F_BUF), 0);
+        dvm_j_partial(e, m, true);
+        return;
+    }
+    bool wide = m->flags & J_WIDE;
+    int mask = tail_vector(e, m);
+    dvm_x_vec(&e->e, wide ? X_VPMASKMOVQ_ST : X_VMASKMOVPS_ST, X_256, r, mask, dvm_j_opnd(e, m, u),
+              0);
+    if (wide) dvm_j_untake(e, J_V, mask);
+}
+
+/* Bytes that a store writes: its vector is shorter than the source's where it narrows. */
+static unsigned stored_len(const struct dvm_mi *m) {
+    if (m->op == X_VPMOVDW || m->op == X_VCVTPS2PH) return (m->attr & 3) - 1u;
+    if (m->op == X_VPMOVDB) return (m->attr & 3) - 2u;
+    return m->attr & 3;
+}
+
+static void stream_store(struct dvm_je *e, const struct dvm_mi *m, int u, int r) {
+    unsigned len = stored_len(m);
+    if (len != (m->attr & 3u)) {
+        int t = dvm_j_take(e, J_V);
+        dvm_x_vec(&e->e, (enum dvm_x_op)m->op, m->attr, r, 0, dvm_x_reg(t), m->imm);
+        dvm_j_untake(e, J_V, t);
+        r = t;
+    }
+    dvm_x_vec(&e->e, X_VMOVNTPS, len, r, 0, dvm_j_opnd(e, m, u), 0);
+}
+
+static void store(struct dvm_je *e, const struct dvm_mi *m, int u) {
+    bool tail = e->masked && m->mem == J_OPND;
+    if (tail && !e->b->z) {
+        tail_store_avx2(e, m, u);
+    } else {
+        int r = dvm_j_get(e, m->a, u);
+        unsigned attr = m->attr | (tail ? tail_mask(m) : 0);
+        if (e->stream && !tail && m->op != X_VMOVQ_ST)
+            stream_store(e, m, u, r);
+        else
+            dvm_x_vec(&e->e, (enum dvm_x_op)m->op, attr, r, 0, memory(e, m, u), m->imm);
+    }
+    dvm_j_done(e, m, u);
+}
+
+static void load(struct dvm_je *e, const struct dvm_mi *m, int u) {
+    bool tail = e->masked && m->mem == J_OPND;
+    if (tail && !e->b->z) {
+        tail_load_avx2(e, m, u);
+        return;
+    }
+    unsigned attr = m->attr | (tail ? tail_mask(m) | X_Z : 0);
+    struct dvm_x_rm at = memory(e, m, u);
+    dvm_x_vec(&e->e, (enum dvm_x_op)m->op, attr, dvm_j_dest(e, m->d, u), 0, at, m->imm);
+}
+
+/* ---- instructions on values */
+
+static bool commutes(int op) {
+    switch (op) {
+    case X_VADDPS:
+    case X_VMULPS:
+    case X_VANDPS:
+    case X_VORPS:
+    case X_VXORPS:
+    case X_VPADDD:
+    case X_VPADDQ:
+    case X_VPMULLD:
+    case X_VPMULLQ:
+    case X_VPMULUDQ:
+    case X_VPMAXSD:
+    case X_VPMINSD:
+    case X_VPMAXSQ:
+    case X_VPMINSQ:
+    case X_VPCMPEQD:
+    case X_VPCMPEQQ: return true;
+    default: return false;
+    }
+}
+
+static void compute(struct dvm_je *e, const struct dvm_mi *m, int u) {
+    const struct dvm_x_row *row = &dvm_x_rows[m->op];
+    unsigned attr = m->attr;
+    dvm_vid x = m->a, y = m->b;
+    if (row->form == X_MR || row->form == X_MRI) { /* narrowing and extraction: rm is the result */
+        int r = dvm_j_get(e, x, u);
+        dvm_j_done(e, m, u);
+        dvm_x_vec(&e->e, (enum dvm_x_op)m->op, attr, r, 0, dvm_x_reg(dvm_j_dest(e, m->d, u)),
+                  m->imm);
+        return;
+    }
+    if (x && commutes(m->op) && dvm_j_from_memory(e, m->op, x, u) &&
+        !dvm_j_from_memory(e, m->op, y, u)) {
+        x = m->b;
+        y = m->a;
+    }
+    int vvvv = x ? dvm_j_get(e, x, u) : 0;
+    int imm = m->c ? dvm_j_get(e, m->c, u) : m->imm;
+    if (m->k) attr |= X_K((unsigned)dvm_j_get(e, m->k, u)) | (m->flags & J_ZERO ? X_Z : 0);
+    struct dvm_x_rm rm = dvm_j_operand(e, m->op, y, u, &attr);
+    dvm_j_done(e, m, u);
+    int d = dvm_j_dest(e, m->d, u);
+    if (row->form == X_VMI)
+        dvm_x_vec(&e->e, (enum dvm_x_op)m->op, attr, 0, d, rm, imm);
+    else
+        dvm_x_vec(&e->e, (enum dvm_x_op)m->op, attr, d, vvvv, rm, imm);
+}
+
+static void one(struct dvm_je *e, const struct dvm_mi *m, int u) {
+    e->lock[J_V] = e->lock[J_K] = 0;
+    if (m->op >= X_NVEC)
+        dvm_j_pseudo(e, m, u);
+    else if (m->flags & J_STORE)
+        store(e, m, u);
+    else if (m->mem)
+        load(e, m, u);
+    else
+        compute(e, m, u);
+    e->lock[J_V] = e->lock[J_K] = 0;
+    for (; e->nended; e->nended--)
+        if (e->nspare < (int)DVM_COUNT(e->spare)) e->spare[e->nspare++] = e->ended[e->nended - 1];
+    born(e, m, u);
+}
+
+void dvm_j_begin_list(struct dvm_je *e, int list) {
+    size_t keys = (size_t)e->b->nval * (size_t)e->unroll;
+    e->list = list;
+    memset(e->reg, -1, keys);
+    memset(e->slot, 0, keys * sizeof *e->slot);
+    for (int cls = J_V; cls <= J_K; cls++) e->free[cls] = all_regs(e, cls) & ~reserved(e, cls);
+}
+
+void dvm_j_emit(struct dvm_je *e, int list) {
+    const struct dvm_mlist *l = &e->b->list[list];
+    dvm_j_begin_list(e, list);
+    for (uint32_t k = 0; k < l->n && !e->b->failed && !e->e.full; k++) {
+        e->at = (int)k;
+        for (int u = 0; u < e->unroll; u++) one(e, &l->p[k], u);
+    }
+}

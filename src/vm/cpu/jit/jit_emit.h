@@ -1,0 +1,82 @@
+/* The emitter: micro-operations to bytes, allocating registers on the way. */
+#ifndef DVM_JIT_EMIT_H
+#define DVM_JIT_EMIT_H
+#include "vm/cpu/jit/jit_ir.h"
+
+/* General registers. The code is called as fn(args), and keeps:
+ *   rbx frame   rdi operand array   rcx column   rdx end of the columns
+ *   rsi arguments in the CALL list; then rows left (MAP, COL) or lane of the block (ROW)
+ *   rax, r11 scratch (r11 also the limit of the unrolled loop)   r8 r9 r10 r12 .. r15 rbp addresses of operands */
+enum { J_R_FRAME = X_RBX, J_R_OPND = X_RDI, J_R_COL = X_RCX, J_R_END = X_RDX, J_R_ROW = X_RSI };
+
+enum { J_TAIL_YMM = 15 }; /* AVX2: mask of the tail */
+
+struct dvm_je {
+    struct dvm_jb *b;
+    struct dvm_enc e;
+    unsigned full;       /* X_512 or X_256 */
+    int nreg;            /* vector registers to give out */
+    uint32_t pins, accs; /* registers of hoisted values; of accumulators */
+    int unroll;          /* units emitted for each operation */
+    int list;            /* being emitted */
+    bool masked;         /* in a tail */
+    bool stream;
+    bool acc_regs; /* accumulators are in registers here */
+    int at;        /* operation being emitted */
+    uint32_t free[2], lock[2];
+    uint16_t owner[2][32]; /* value in a register */
+    uint8_t owner_u[2][32];
+    int8_t *reg;       /* [unit][value] -1: not in a register */
+    int32_t *slot;     /* [unit][value] 0: not in the frame */
+    int32_t spare[64]; /* slots given back */
+    int nspare;
+    int32_t ended[4]; /* slots of operands that end with this operation */
+    int nended;
+    int8_t base[2 * DVM_STRIP_MAX_OPND]; /* register with the address of an operand, or -1 */
+    int temp; /* AVX2 with narrow operands: a third scratch register, else -1 */
+};
+
+/* How the loops are made. */
+struct dvm_jplan {
+    int unroll;
+    bool acc_regs; /* accumulators of the main loop are in registers */
+    bool stream;   /* there is a loop with non-temporal stores */
+    int pressure;  /* values of the body alive at once */
+};
+
+/* jit_plan.c, jit_loop.c */
+void dvm_j_plan(struct dvm_je *e, struct dvm_jplan *p);
+void dvm_j_function(struct dvm_je *e, const struct dvm_jplan *p, int32_t parts);
+
+/* jit_emit.c. Appends the operations of a list. */
+void dvm_j_emit(struct dvm_je *e, int list);
+/* Constants that have a register for the whole loop. */
+void dvm_j_load_pinned(struct dvm_je *e);
+/* No value of a list is in a register yet. */
+void dvm_j_begin_list(struct dvm_je *e, int list);
+/* Values and registers, for the operations of jit_pseudo.c. */
+int dvm_j_get(struct dvm_je *e, dvm_vid v,
+              int u);                      /* register of an operand, locked for this operation */
+int dvm_j_take(struct dvm_je *e, int cls); /* a free register, locked; not owned by any value */
+void dvm_j_untake(struct dvm_je *e, int cls, int r);
+void dvm_j_done(struct dvm_je *e, const struct dvm_mi *m,
+                int u); /* frees the operands that are not used any more */
+int dvm_j_dest(struct dvm_je *e, dvm_vid v, int u); /* register for a result */
+/* The same, and r if that is free now. */
+int dvm_j_dest_near(struct dvm_je *e, dvm_vid v, int u, int r);
+/* The value is in a register that is not the allocator's. */
+void dvm_j_alias(struct dvm_je *e, dvm_vid v, int u, int r);
+/* Whether the instruction can read the value where it is in memory, and the value as its rm operand. */
+bool dvm_j_from_memory(const struct dvm_je *e, int op, dvm_vid v, int u);
+struct dvm_x_rm dvm_j_operand(struct dvm_je *e, int op, dvm_vid v, int u, unsigned *attr);
+void dvm_j_evict_all(struct dvm_je *e);
+struct dvm_x_rm dvm_j_opnd(struct dvm_je *e, const struct dvm_mi *m, int u);
+struct dvm_x_rm dvm_j_frame_at(int32_t disp);
+int dvm_j_width_of(const struct dvm_je *e, int o); /* bytes of an element of operand o */
+
+/* jit_pseudo.c */
+void dvm_j_pseudo(struct dvm_je *e, const struct dvm_mi *m, int u);
+/* AVX2 tails: the elements of the row to the buffer in the frame, or from there. */
+void dvm_j_partial(struct dvm_je *e, const struct dvm_mi *m, bool store);
+
+#endif

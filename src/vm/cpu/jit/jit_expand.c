@@ -1,0 +1,98 @@
+/* The functions of expand.h as micro-operations: the text is instantiated with value numbers. */
+#include <string.h>
+
+#include "vm/cpu/jit/jit_ir.h"
+
+static dvm_vid constant(struct dvm_jb *b, float f) {
+    uint32_t bits;
+    memcpy(&bits, &f, 4);
+    return dvm_j_const32(b, bits);
+}
+
+static dvm_vid three(struct dvm_jb *b, int op, dvm_vid x, dvm_vid y, dvm_vid z) {
+    return dvm_j_op(
+        b, J_V,
+        (struct dvm_mi){.op = (uint16_t)op, .attr = (uint8_t)b->len, .a = x, .b = y, .c = z});
+}
+
+/* p * 2^n with one rounding, |n| <= 160 and integral. Without the instruction two factors, both in range: 2^(n +- 64)
+ * is exact, its sign chosen so that the second, 2^-+64, does the rounding. */
+static dvm_vid scale(struct dvm_jb *b, dvm_vid p, dvm_vid n) {
+    if (b->z) return dvm_j_2(b, X_VSCALEFPS, p, n);
+    dvm_vid neg = dvm_j_cmpf(b, n, dvm_j_const32(b, 0), J_F_LT);
+    dvm_vid t = dvm_j_2(b, X_VADDPS, n, constant(b, 0x1.8p23f));
+    dvm_vid i = dvm_j_1i(b, X_VPSLLD, t, 23);
+    dvm_vid c = dvm_j_sel(b, neg, dvm_j_const32(b, 0x5f800000), dvm_j_const32(b, 0x1f800000));
+    dvm_vid q = dvm_j_2(b, X_VMULPS, p, dvm_j_2(b, X_VPADDD, i, c));
+    dvm_vid k = dvm_j_sel(b, neg, constant(b, 0x1p-64f), constant(b, 0x1p64f));
+    return dvm_j_2(b, X_VMULPS, q, k);
+}
+
+#define XFN(name) x_##name
+#define XF dvm_vid
+#define XI dvm_vid
+#define XB dvm_vid
+#define XCTX struct dvm_jb *jb,
+#define XCTX_ jb,
+#define XK(f) constant(jb, f)
+#define XKI(i) dvm_j_const32(jb, (uint32_t)(i))
+#define X_ADD(x, y) dvm_j_2(jb, X_VADDPS, x, y)
+#define X_SUB(x, y) dvm_j_2(jb, X_VSUBPS, x, y)
+#define X_MUL(x, y) dvm_j_2(jb, X_VMULPS, x, y)
+#define X_DIV(x, y) dvm_j_2(jb, X_VDIVPS, x, y)
+#define X_SQRT(x) dvm_j_1(jb, X_VSQRTPS, x)
+#define X_FMA(x, y, z) three(jb, M_FMA, x, y, z)
+#define X_FNMA(x, y, z) three(jb, M_FNMA, x, y, z)
+#define X_SCALEF(x, y) scale(jb, x, y)
+#define X_NEG(x) dvm_j_xor(jb, x, dvm_j_const32(jb, 0x80000000))
+#define X_ABS(x) dvm_j_and(jb, x, dvm_j_const32(jb, 0x7fffffff))
+#define X_RINT(x) dvm_j_round(jb, x, 0)
+#define X_MIN(x, y) dvm_j_2(jb, X_VMINPS, x, y)
+#define X_MAX(x, y) dvm_j_2(jb, X_VMAXPS, x, y)
+#define X_LT(x, y) dvm_j_cmpf(jb, x, y, J_F_LT)
+#define X_LE(x, y) dvm_j_cmpf(jb, x, y, J_F_LE)
+#define X_EQ(x, y) dvm_j_cmpf(jb, x, y, J_F_EQ)
+#define X_NE(x, y) dvm_j_cmpf(jb, x, y, J_F_NE)
+#define X_SEL(m, x, y) dvm_j_sel(jb, m, x, y)
+#define X_F2I(x) (x)
+#define X_I2F(x) (x)
+#define X_CVT_I2F(x) dvm_j_1(jb, X_VCVTDQ2PS, x)
+#define X_CVT_F2I(x) dvm_j_1(jb, X_VCVTTPS2DQ, x)
+#define XI_ADD(x, y) dvm_j_2(jb, X_VPADDD, x, y)
+#define XI_SUB(x, y) dvm_j_2(jb, X_VPSUBD, x, y)
+#define XI_AND(x, y) dvm_j_and(jb, x, y)
+#define XI_OR(x, y) dvm_j_or(jb, x, y)
+#define XI_XOR(x, y) dvm_j_xor(jb, x, y)
+#define XI_SHL(x, n) dvm_j_1i(jb, X_VPSLLD, x, n)
+#define XI_SHR(x, n) dvm_j_1i(jb, X_VPSRLD, x, n)
+#define XI_SAR(x, n) dvm_j_1i(jb, X_VPSRAD, x, n)
+#define XI_LT(x, y) dvm_j_cmpi(jb, x, y, J_I_LT)
+#define XI_EQ(x, y) dvm_j_cmpi(jb, x, y, J_I_EQ)
+#define XI_SEL(m, x, y) dvm_j_sel(jb, m, x, y)
+#define XB_AND(x, y) dvm_j_band(jb, x, y)
+#define XB_OR(x, y) dvm_j_bor(jb, x, y)
+#define XB_NOT(x) dvm_j_bnot(jb, x)
+#define XI_MUL(x, y) dvm_j_2(jb, X_VPMULLD, x, y)
+#define XI_UMULH(x, y) dvm_j_umulh(jb, x, y)
+#define XI_SHLV(x, y) dvm_j_2(jb, X_VPSLLVD, x, y)
+#define XI_SHRV(x, y) dvm_j_2(jb, X_VPSRLVD, x, y)
+#include "code/expand.h"
+
+dvm_vid dvm_j_expand(struct dvm_jb *b, int op, dvm_vid x, dvm_vid y) {
+    switch (op) {
+    case DVM_OP_RSQRT: return x_rsqrt(b, x);
+    case DVM_OP_EXP: return x_exp(b, x);
+    case DVM_OP_EXP2: return x_exp2(b, x);
+    case DVM_OP_EXPM1: return x_expm1(b, x);
+    case DVM_OP_LOG: return x_log(b, x);
+    case DVM_OP_LOG2: return x_log2(b, x);
+    case DVM_OP_LOG1P: return x_log1p(b, x);
+    case DVM_OP_SIN: return x_sin(b, x);
+    case DVM_OP_COS: return x_cos(b, x);
+    case DVM_OP_TANH: return x_tanh(b, x);
+    case DVM_OP_SIGMOID: return x_sigmoid(b, x);
+    case DVM_OP_ERF: return x_erf(b, x);
+    case DVM_OP_POW: return x_pow(b, x, y);
+    default: return 0;
+    }
+}

@@ -1,0 +1,388 @@
+/* The function around the lists: entry, loops over rows and columns, tails, exit.
+ *
+ *   MAP   CALL; each row: ROW, BODY for units of columns, BODY for the tail
+ *   ROW   the same, with blocks of 1024 columns between row and units: accumulators start and END runs in each
+ *   COL   CALL; each group of columns: accumulators start, each row: ROW BODY; END
+ *
+ * void f(const struct dvm_strip_args *a, uint64_t stream) */
+#include "vm/cpu/jit/jit_emit.h"
+
+static void vec(struct dvm_je *e, int op, unsigned attr, int reg, struct dvm_x_rm rm) {
+    dvm_x_vec(&e->e, (enum dvm_x_op)op, attr, reg, 0, rm, 0);
+}
+static void gpr(struct dvm_je *e, enum dvm_x_gop op, int reg, struct dvm_x_rm rm) {
+    dvm_x_gpr(&e->e, op, true, reg, rm, 0);
+}
+static void imm(struct dvm_je *e, enum dvm_x_gop op, struct dvm_x_rm rm, int v) {
+    dvm_x_gpr(&e->e, op, true, 0, rm, v);
+}
+static struct dvm_x_rm arg(size_t field) { return dvm_x_mem(J_R_ROW, (int)field); }
+static struct dvm_x_rm opnd(int o, size_t field) {
+    return dvm_x_mem(J_R_OPND, (int)((size_t)o * sizeof(struct dvm_opnd_arg) + field));
+}
+#define ARG(f) arg(offsetof(struct dvm_strip_args, f))
+#define OPND(o, f) opnd(o, offsetof(struct dvm_opnd_arg, f))
+
+static void add_imm(struct dvm_je *e, struct dvm_x_rm rm, int v) {
+    imm(e, v == (int8_t)v ? G_ADD_I8 : G_ADD_I, rm, v);
+}
+
+/* ---- addresses of operands */
+
+static const uint8_t address_regs[] = {X_R8, X_R9, X_R10, X_R12, X_R13, X_R14, X_R15, X_RBP};
+static const uint8_t saved_regs[] = {X_RBX, X_R12, X_R13, X_R14, X_R15, X_RBP};
+
+/* Operands that have an address which moves with the rows. */
+static bool has_address(const struct dvm_jb *b, int o) {
+    const struct dvm_opnd *p = &b->s->opnd[o];
+    if (p->role == DVM_ROLE_FOLD) return b->s->mode == DVM_MODE_COL;
+    return p->kind != DVM_OPND_UNIF || p->role == DVM_ROLE_IOTA || p->role == DVM_ROLE_STORE;
+}
+
+/* Registers go to operands read or written in the body first. */
+static void give_bases(struct dvm_je *e) {
+    const struct dvm_strip *s = e->b->s;
+    int n = DVM_COUNT(address_regs), next = 0;
+    e->temp = -1;
+    if (!e->b->z && e->b->narrow) e->temp = address_regs[--n];
+    for (int o = 0; o < 2 * s->nopnd; o++) e->base[o] = -1;
+    for (int round = 0; round < 2; round++)
+        for (int o = 0; o < s->nopnd && next < n; o++) {
+            const struct dvm_opnd *p = &s->opnd[o];
+            bool body =
+                p->kind != DVM_OPND_ROW && p->role != DVM_ROLE_PICK && p->role != DVM_ROLE_FOLD;
+            if (!has_address(e->b, o) || p->role == DVM_ROLE_IOTA || body != (round == 0)) continue;
+            e->base[o] = (int8_t)address_regs[next++];
+        }
+}
+
+static bool is_used(const struct dvm_je *e, int r) {
+    if (r == J_R_FRAME || r == e->temp) return true;
+    for (int o = 0; o < e->b->s->nopnd; o++)
+        if (e->base[o] == r) return true;
+    return false;
+}
+
+static void load_bases(struct dvm_je *e) {
+    for (int o = 0; o < e->b->s->nopnd; o++) {
+        if (!has_address(e->b, o)) continue;
+        int r = e->base[o] >= 0 ? e->base[o] : X_RAX;
+        gpr(e, G_MOV, r, OPND(o, ptr));
+        if (e->base[o] < 0) gpr(e, G_MOV_ST, r, dvm_j_frame_at(J_F_TAB + 8 * o));
+    }
+}
+
+static void next_row(struct dvm_je *e) {
+    for (int o = 0; o < e->b->s->nopnd; o++) {
+        if (!has_address(e->b, o) || e->b->s->opnd[o].role == DVM_ROLE_FOLD) continue;
+        if (e->base[o] >= 0) {
+            gpr(e, G_ADD, e->base[o], OPND(o, rs));
+        } else {
+            gpr(e, G_MOV, X_RAX, OPND(o, rs));
+            gpr(e, G_ADD_ST, X_RAX, dvm_j_frame_at(J_F_TAB + 8 * o));
+        }
+    }
+}
+
+/* ---- entry and exit */
+
+static int saves(const struct dvm_je *e) {
+    int n = 0;
+    for (size_t k = 0; k < DVM_COUNT(saved_regs); k++) n += is_used(e, saved_regs[k]);
+    return n;
+}
+
+/* C functions want the stack at a multiple of 16; it is 8 off on entry. */
+static bool misaligned(const struct dvm_je *e) { return e->b->calls && saves(e) % 2 == 0; }
+
+static void enter(struct dvm_je *e, const struct dvm_jplan *p, int32_t parts) {
+    for (size_t k = 0; k < DVM_COUNT(saved_regs); k++)
+        if (is_used(e, saved_regs[k])) dvm_x_push(&e->e, saved_regs[k]);
+    if (misaligned(e)) dvm_x_push(&e->e, X_RAX);
+    gpr(e, G_MOV, J_R_FRAME, dvm_x_mem(X_RDI, offsetof(struct dvm_strip_args, scratch)));
+    if (p->stream) gpr(e, G_MOV_ST, X_RSI, dvm_j_frame_at(J_F_STREAM));
+    gpr(e, G_MOV, J_R_ROW, dvm_x_reg(X_RDI));
+    gpr(e, G_MOV, J_R_OPND, ARG(opnd));
+    gpr(e, G_MOV, J_R_END, ARG(n));
+    gpr(e, G_MOV_ST, J_R_END, dvm_j_frame_at(J_F_N));
+    if (e->b->calls) gpr(e, G_MOV_ST, J_R_ROW, dvm_j_frame_at(J_F_ARGS));
+    if (e->b->s->mode == DVM_MODE_ROW) {
+        gpr(e, G_LEA, X_RAX, dvm_j_frame_at(parts));
+        gpr(e, G_MOV_ST, X_RAX, dvm_j_frame_at(J_F_PART));
+    }
+    load_bases(e);
+    dvm_j_load_pinned(e);
+    dvm_j_emit(e, J_CALL);
+    gpr(e, G_MOV, J_R_ROW, ARG(m));
+    if (e->b->s->mode != DVM_MODE_MAP) gpr(e, G_MOV_ST, J_R_ROW, dvm_j_frame_at(J_F_ROWS));
+}
+
+static void leave(struct dvm_je *e, const struct dvm_jplan *p) {
+    if (p->stream) dvm_x_sfence(&e->e);
+    dvm_x_vzeroupper(&e->e);
+    if (misaligned(e)) dvm_x_pop(&e->e, X_RAX);
+    for (int k = (int)DVM_COUNT(saved_regs) - 1; k >= 0; k--)
+        if (is_used(e, saved_regs[k])) dvm_x_pop(&e->e, saved_regs[k]);
+    dvm_x_ret(&e->e);
+}
+
+/* ---- accumulators */
+
+static void load_ident(struct dvm_je *e, dvm_vid ident, int r) {
+    int from = dvm_j_get(e, ident, 0);
+    if (from != r) vec(e, X_VMOVAPS, e->full, r, dvm_x_reg(from));
+}
+
+static int32_t unit_at(const struct dvm_je *e, const struct dvm_jacc *a, int u) {
+    int vector = e->b->width * 4;
+    return a->lanes + u * vector * (a->wide ? 2 : 1) + (a->high ? vector : 0);
+}
+
+static void start_accs(struct dvm_je *e, int units) {
+    int vector = e->b->width * 4;
+    dvm_j_begin_list(e, J_BODY);
+    for (int k = 0; k < e->b->nacc; k++) {
+        const struct dvm_jacc *a = &e->b->acc[k];
+        e->lock[J_V] = 0;
+        int r = a->ident ? dvm_j_get(e, a->ident, 0) : dvm_j_take(e, J_V);
+        for (int u = 0; u < units; u++) {
+            int to = e->acc_regs ? a->reg[u] : r;
+            if (!a->ident)
+                vec(e, X_VMOVUPS, e->full, to, dvm_x_pool(e->b->lane_table + u * vector));
+            else if (e->acc_regs)
+                load_ident(e, a->ident, to);
+            if (!e->acc_regs) vec(e, X_VMOVUPS_ST, e->full, to, dvm_j_frame_at(unit_at(e, a, u)));
+        }
+        if (!a->ident) dvm_j_untake(e, J_V, r);
+    }
+}
+
+static void save_accs(struct dvm_je *e, int units) {
+    for (int k = 0; k < e->b->nacc; k++)
+        for (int u = 0; u < units; u++)
+            vec(e, X_VMOVUPS_ST, e->full, e->b->acc[k].reg[u],
+                dvm_j_frame_at(unit_at(e, &e->b->acc[k], u)));
+}
+
+/* ---- columns */
+
+static void body(struct dvm_je *e, int units) {
+    e->unroll = units;
+    if (e->b->s->mode == DVM_MODE_ROW && !e->acc_regs && e->b->nacc) {
+        dvm_x_gpr(&e->e, G_MOV, false, J_R_ROW, dvm_x_reg(J_R_COL), 0);
+        dvm_x_gpr(&e->e, G_AND_I8, false, 0, dvm_x_reg(J_R_ROW), DVM_TREE_LANES - 1);
+    }
+    dvm_j_emit(e, J_BODY);
+}
+
+/* Units of columns while a whole one is left, limit in r11. Falls through at the end. */
+static void unit_loop(struct dvm_je *e, int units) {
+    dvm_x_align(&e->e, 32);
+    int top = dvm_enc_at(&e->e);
+    body(e, units);
+    add_imm(e, dvm_x_reg(J_R_COL), units * e->b->width);
+    gpr(e, G_CMP, J_R_COL, dvm_x_reg(X_R11));
+    dvm_x_jump_back(&e->e, X_LE, top);
+}
+
+static void mask_avx512(struct dvm_je *e) {
+    dvm_x_mov_imm64(&e->e, X_R11, UINT32_MAX);
+    dvm_x_bzhi(&e->e, X_RAX, X_R11, X_RAX);
+    vec(e, X_KMOVW_G, X_128, 1, dvm_x_reg(X_RAX));
+    dvm_x_vec(&e->e, X_KSHIFTRW, X_128, 2, 0, dvm_x_reg(1), 8);
+}
+
+/* Masks are read from a row of eight ones and eight zeros. */
+static void mask_avx2(struct dvm_je *e) {
+    dvm_x_mov_imm64(&e->e, X_R11, 8);
+    gpr(e, G_CMP, X_RAX, dvm_x_reg(X_R11));
+    gpr(e, G_CMOVGE, X_RAX, dvm_x_reg(X_R11));
+    gpr(e, G_MOV_ST, X_RAX, dvm_j_frame_at(J_F_REM));
+    imm(e, G_NEG, dvm_x_reg(X_RAX), 0);
+    gpr(e, G_LEA, X_R11, dvm_x_pool(e->b->mask_table + 32));
+    if (e->b->wide64) {
+        for (int high = 0; high < 2; high++) {
+            vec(e, X_VPMOVSXDQ, X_256, J_TAIL_YMM, dvm_x_idx(X_R11, X_RAX, 2, 16 * high));
+            vec(e, X_VMOVUPS_ST, X_256, J_TAIL_YMM, dvm_j_frame_at(J_F_MASK64 + 32 * high));
+        }
+    }
+    vec(e, X_VMOVUPS, X_256, J_TAIL_YMM, dvm_x_idx(X_R11, X_RAX, 2, 0));
+    if (e->b->calls) vec(e, X_VMOVUPS_ST, X_256, J_TAIL_YMM, dvm_j_frame_at(J_F_MASK));
+}
+
+/* rax = columns left */
+static void tail_masks(struct dvm_je *e) {
+    gpr(e, G_MOV, X_RAX, dvm_x_reg(J_R_END));
+    gpr(e, G_SUB, X_RAX, dvm_x_reg(J_R_COL));
+    if (e->b->z && e->b->calls) gpr(e, G_MOV_ST, X_RAX, dvm_j_frame_at(J_F_REM));
+    if (e->b->z)
+        mask_avx512(e);
+    else
+        mask_avx2(e);
+}
+
+/* What the unrolled loop left, a unit at a time, the last one cut. */
+static void tail_loop(struct dvm_je *e, int units) {
+    int top = dvm_enc_at(&e->e);
+    gpr(e, G_CMP, J_R_COL, dvm_x_reg(J_R_END));
+    int done = dvm_x_jump(&e->e, X_GE);
+    tail_masks(e);
+    e->masked = true;
+    body(e, 1);
+    e->masked = false;
+    if (units > 1) {
+        add_imm(e, dvm_x_reg(J_R_COL), e->b->width);
+        dvm_x_jump_back(&e->e, X_ALWAYS, top);
+    }
+    dvm_x_land(&e->e, done);
+}
+
+/* Columns from rcx to rdx. Returns the jump to a loop with streaming stores, or 0. */
+struct cold {
+    int jump, back;
+};
+
+static struct cold columns(struct dvm_je *e, const struct dvm_jplan *p) {
+    struct cold c = {0, 0};
+    gpr(e, G_LEA, X_R11, dvm_x_mem(J_R_END, -p->unroll * e->b->width));
+    gpr(e, G_CMP, J_R_COL, dvm_x_reg(X_R11));
+    int short_row = dvm_x_jump(&e->e, X_G);
+    if (p->stream) {
+        imm(e, G_CMP_I8, dvm_j_frame_at(J_F_STREAM), 0);
+        c.jump = dvm_x_jump(&e->e, X_NE);
+    }
+    unit_loop(e, p->unroll);
+    dvm_x_land(&e->e, short_row);
+    c.back = dvm_enc_at(&e->e);
+    return c;
+}
+
+static void cold_loop(struct dvm_je *e, const struct dvm_jplan *p, struct cold c) {
+    if (!p->stream) return;
+    dvm_x_land(&e->e, c.jump);
+    e->stream = true;
+    unit_loop(e, p->unroll);
+    e->stream = false;
+    dvm_x_jump_back(&e->e, X_ALWAYS, c.back);
+}
+
+static void start_scans(struct dvm_je *e) {
+    if (!e->b->nscan) return;
+    imm(e, G_CMP_I8, dvm_j_frame_at(J_F_CONT), 0);
+    int go_on = dvm_x_jump(&e->e, X_NE);
+    for (int k = 0; k < e->b->nscan; k++) {
+        struct dvm_x_rm last = dvm_j_frame_at(e->b->scan[k] + J_S_LAST);
+        bool f = e->b->scan_vt[k] == DVM_VT_F32;
+        dvm_x_gpr(&e->e, G_MOV_I, !f, 0, last, f ? INT32_MIN : 0);
+    }
+    dvm_x_land(&e->e, go_on);
+}
+
+static void start_row(struct dvm_je *e) {
+    e->unroll = 1;
+    dvm_j_emit(e, J_ROW);
+    start_scans(e);
+}
+
+/* ---- the three shapes */
+
+static void map_rows(struct dvm_je *e, const struct dvm_jplan *p) {
+    int top = dvm_enc_at(&e->e);
+    start_row(e);
+    dvm_x_gpr(&e->e, G_XOR, false, J_R_COL, dvm_x_reg(J_R_COL), 0);
+    gpr(e, G_MOV, J_R_END, dvm_j_frame_at(J_F_N));
+    struct cold c = columns(e, p);
+    tail_loop(e, p->unroll);
+    imm(e, G_DEC, dvm_x_reg(J_R_ROW), 0);
+    int out = dvm_x_jump(&e->e, X_E);
+    next_row(e);
+    dvm_x_jump_back(&e->e, X_ALWAYS, top);
+    cold_loop(e, p, c);
+    dvm_x_land(&e->e, out);
+}
+
+static void block(struct dvm_je *e, const struct dvm_jplan *p) {
+    int units = DVM_TREE_LANES / e->b->width;
+    gpr(e, G_LEA, J_R_END, dvm_x_mem(J_R_COL, DVM_TREE_BLOCK));
+    gpr(e, G_MOV, X_RAX, dvm_j_frame_at(J_F_N));
+    gpr(e, G_CMP, J_R_END, dvm_x_reg(X_RAX));
+    gpr(e, G_CMOVGE, J_R_END, dvm_x_reg(X_RAX));
+    e->acc_regs = p->acc_regs;
+    start_accs(e, units);
+    columns(e, p);
+    if (p->acc_regs) save_accs(e, units);
+    e->acc_regs = false;
+    tail_loop(e, p->unroll);
+    dvm_j_emit(e, J_END);
+    add_imm(e, dvm_j_frame_at(J_F_PART), e->b->part_bytes);
+}
+
+static void fold_rows(struct dvm_je *e, const struct dvm_jplan *p) {
+    int top = dvm_enc_at(&e->e);
+    start_row(e);
+    dvm_x_gpr(&e->e, G_XOR, false, J_R_COL, dvm_x_reg(J_R_COL), 0);
+    int again = dvm_enc_at(&e->e);
+    block(e, p);
+    gpr(e, G_MOV, J_R_COL, dvm_x_reg(J_R_END));
+    gpr(e, G_CMP, J_R_COL, dvm_j_frame_at(J_F_N));
+    dvm_x_jump_back(&e->e, X_L, again);
+    imm(e, G_DEC, dvm_j_frame_at(J_F_ROWS), 0);
+    int out = dvm_x_jump(&e->e, X_E);
+    next_row(e);
+    dvm_x_jump_back(&e->e, X_ALWAYS, top);
+    dvm_x_land(&e->e, out);
+}
+
+/* All rows of a group of columns. */
+static void column_group(struct dvm_je *e, int units) {
+    load_bases(e);
+    start_accs(e, units);
+    gpr(e, G_MOV, J_R_ROW, dvm_j_frame_at(J_F_ROWS));
+    dvm_x_align(&e->e, 32);
+    int top = dvm_enc_at(&e->e);
+    start_row(e);
+    body(e, units);
+    next_row(e);
+    imm(e, G_DEC, dvm_x_reg(J_R_ROW), 0);
+    dvm_x_jump_back(&e->e, X_NE, top);
+    e->unroll = units;
+    dvm_j_emit(e, J_END);
+}
+
+static void fold_columns(struct dvm_je *e, const struct dvm_jplan *p) {
+    e->acc_regs = p->acc_regs;
+    dvm_x_gpr(&e->e, G_XOR, false, J_R_COL, dvm_x_reg(J_R_COL), 0);
+    gpr(e, G_MOV, J_R_END, dvm_j_frame_at(J_F_N));
+    gpr(e, G_LEA, X_R11, dvm_x_mem(J_R_END, -p->unroll * e->b->width));
+    int top = dvm_enc_at(&e->e);
+    gpr(e, G_CMP, J_R_COL, dvm_x_reg(X_R11));
+    int rest = dvm_x_jump(&e->e, X_G);
+    column_group(e, p->unroll);
+    add_imm(e, dvm_x_reg(J_R_COL), p->unroll * e->b->width);
+    dvm_x_jump_back(&e->e, X_ALWAYS, top);
+    dvm_x_land(&e->e, rest);
+    top = dvm_enc_at(&e->e);
+    gpr(e, G_CMP, J_R_COL, dvm_x_reg(J_R_END));
+    int done = dvm_x_jump(&e->e, X_GE);
+    tail_masks(e);
+    e->masked = true;
+    column_group(e, 1);
+    e->masked = false;
+    add_imm(e, dvm_x_reg(J_R_COL), e->b->width);
+    if (p->unroll > 1) dvm_x_jump_back(&e->e, X_ALWAYS, top);
+    dvm_x_land(&e->e, done);
+    e->acc_regs = false;
+}
+
+void dvm_j_function(struct dvm_je *e, const struct dvm_jplan *p, int32_t parts) {
+    e->unroll = 1;
+    give_bases(e);
+    e->acc_regs = p->acc_regs;
+    enter(e, p, parts);
+    switch (e->b->s->mode) {
+    case DVM_MODE_MAP: map_rows(e, p); break;
+    case DVM_MODE_ROW: fold_rows(e, p); break;
+    default: fold_columns(e, p); break;
+    }
+    leave(e, p);
+}

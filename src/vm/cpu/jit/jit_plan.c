@@ -1,0 +1,129 @@
+/* Decides, before anything is emitted, how many units a loop takes at once, where accumulators live and which hoisted
+ * values get a register for the whole loop. Needs the lowered lists; afterwards every hoisted value is at home
+ * somewhere. */
+#include "vm/cpu/jit/jit_emit.h"
+
+enum {
+    TEMPS = 3,     /* registers left for values that come from memory */
+    LEAST = 6,     /* for one operation and its operands */
+    MAP_BODY = 48, /* operations of an unrolled body: beyond, the loop itself no longer counts */
+    ROW_BODY = 200,
+    STREAM_BODY = 48 /* longer bodies do not wait for memory */
+};
+
+static bool ends(const struct dvm_jb *b, dvm_vid v, int list, int at) {
+    const struct dvm_jval *x = &b->val[v];
+    return v && x->list == list && !x->konst && !x->crosses && x->last == at;
+}
+
+/* Largest number of values of a list that are alive at once; accumulators do not count. */
+static void pressure(const struct dvm_jb *b, int list, int most[2]) {
+    const struct dvm_mlist *l = &b->list[list];
+    int live[2] = {0, 0};
+    most[J_V] = most[J_K] = 0;
+    for (uint32_t k = 0; k < l->n; k++) {
+        const struct dvm_mi *m = &l->p[k];
+        dvm_vid in[4] = {m->a, m->b, m->c, m->k};
+        for (int i = 0; i < 4; i++) {
+            bool again = false;
+            for (int j = 0; j < i; j++) again |= in[j] == in[i];
+            if (!again && ends(b, in[i], list, (int)k)) live[b->val[in[i]].cls]--;
+        }
+        if (!m->d) continue;
+        int cls = b->val[m->d].cls;
+        live[cls]++;
+        most[cls] = DVM_MAX(most[cls], live[cls]);
+        if (b->val[m->d].last < 0) live[cls]--;
+    }
+}
+
+static int most_hoisted(const struct dvm_jb *b) {
+    int n = 0;
+    for (uint32_t v = 1; v < b->nval; v++)
+        n += b->val[v].crosses && b->val[v].cls == J_V && b->val[v].uses > 0;
+    return n;
+}
+
+static bool fits(const struct dvm_je *e, int units, const int most[2], int fixed) {
+    return units * most[J_V] + fixed + TEMPS <= e->nreg && units * most[J_K] <= 5;
+}
+
+/* Units of a map: enough to hide the loop, as long as nothing spills. */
+static int map_units(const struct dvm_je *e, const int most[2]) {
+    int n = (int)e->b->list[J_BODY].n, hoisted = DVM_MIN(most_hoisted(e->b), 6);
+    if (e->b->calls || e->b->nscan) return 1;
+    for (int u = 4; u > 1; u /= 2)
+        if (u * n <= MAP_BODY && fits(e, u, most, hoisted)) return u;
+    return 1;
+}
+
+static void plan_units(struct dvm_je *e, struct dvm_jplan *p) {
+    struct dvm_jb *b = e->b;
+    int most[2], n = (int)b->list[J_BODY].n;
+    pressure(b, J_BODY, most);
+    p->pressure = most[J_V];
+    p->unroll = 1;
+    p->acc_regs = false;
+    if (b->s->mode == DVM_MODE_MAP) {
+        p->unroll = map_units(e, most);
+        p->stream = n * p->unroll <= STREAM_BODY && !b->calls && !b->nscan;
+        return;
+    }
+    if (b->calls || b->nscan) return;
+    if (b->s->mode == DVM_MODE_ROW) {
+        int u = DVM_TREE_LANES / b->width;
+        if (b->nacc == 0 || (u * n <= ROW_BODY && fits(e, u, most, u * b->nacc))) {
+            p->unroll = b->nacc ? u : map_units(e, most);
+            p->acc_regs = b->nacc > 0;
+        }
+        return;
+    }
+    for (int u = 4; u >= 1 && !p->acc_regs; u /= 2) {
+        p->acc_regs = (u == 1 || u * n <= ROW_BODY) &&
+                      fits(e, u, most, u * b->nacc + DVM_MIN(most_hoisted(b), 4));
+        p->unroll = u;
+    }
+}
+
+static void place_accs(struct dvm_je *e, const struct dvm_jplan *p) {
+    int r = e->nreg;
+    for (int k = 0; k < e->b->nacc && p->acc_regs; k++)
+        for (int u = 0; u < p->unroll; u++) {
+            e->b->acc[k].reg[u] = (int8_t)--r;
+            e->accs |= 1u << r;
+        }
+}
+
+/* Registers for the hoisted values that the body uses most; the others go home: constants are in the pool anyway. */
+static void place_hoisted(struct dvm_je *e, const struct dvm_jplan *p) {
+    enum { MOST = 15 };
+    struct dvm_jb *b = e->b;
+    int r = e->nreg, count[MOST + 1] = {0}, limit = MOST;
+    int room =
+        e->nreg - __builtin_popcount(e->accs) - DVM_MAX(p->unroll * p->pressure + TEMPS, LEAST);
+    if (b->calls || room < 0) room = 0; /* a C function may change every vector register */
+    for (uint32_t v = 1; v < b->nval; v++) {
+        const struct dvm_jval *x = &b->val[v];
+        if (x->crosses && x->cls == J_V) count[DVM_MIN(x->uses, MOST)]++;
+    }
+    for (; limit > 0 && count[limit] <= room; limit--) room -= count[limit];
+    for (uint32_t v = 1; v < b->nval; v++) {
+        struct dvm_jval *x = &b->val[v];
+        if (!x->crosses) continue;
+        int uses = x->cls == J_V ? DVM_MIN(x->uses, MOST) : 0;
+        if (uses > limit || (uses && uses == limit && room-- > 0)) {
+            do r--;
+            while (e->accs >> r & 1);
+            x->pin = (int8_t)r;
+            e->pins |= 1u << r;
+        } else if (!x->konst) {
+            x->home = dvm_j_frame(b, 64);
+        }
+    }
+}
+
+void dvm_j_plan(struct dvm_je *e, struct dvm_jplan *p) {
+    plan_units(e, p);
+    place_accs(e, p);
+    place_hoisted(e, p);
+}

@@ -1,0 +1,359 @@
+/* Operations that are more than one instruction, or whose form depends on where the operands are. */
+#include "vm/cpu/jit/jit_emit.h"
+#include "vm/cpu/jit/jit_help.h"
+
+static void vec(struct dvm_je *e, int op, unsigned attr, int reg, int vvvv, struct dvm_x_rm rm) {
+    dvm_x_vec(&e->e, (enum dvm_x_op)op, attr, reg, vvvv, rm, 0);
+}
+static void gpr(struct dvm_je *e, enum dvm_x_gop op, int reg, struct dvm_x_rm rm) {
+    dvm_x_gpr(&e->e, op, true, reg, rm, 0);
+}
+static void gpr32(struct dvm_je *e, enum dvm_x_gop op, int reg, struct dvm_x_rm rm) {
+    dvm_x_gpr(&e->e, op, false, reg, rm, 0);
+}
+static void imm64(struct dvm_je *e, enum dvm_x_gop op, struct dvm_x_rm rm, int v) {
+    dvm_x_gpr(&e->e, op, true, 0, rm, v);
+}
+static void imm32(struct dvm_je *e, enum dvm_x_gop op, struct dvm_x_rm rm, int v) {
+    dvm_x_gpr(&e->e, op, false, 0, rm, v);
+}
+
+/* ---- multiply-add: 132, 213 and 231 say which operands are factors and summand of d, vvvv, rm */
+
+static bool ends_here(const struct dvm_je *e, dvm_vid v) {
+    const struct dvm_jval *x = &e->b->val[v];
+    return x->list == e->list && !x->konst && !x->crosses && x->last == e->at && !x->acc;
+}
+
+static void swap(dvm_vid *x, dvm_vid *y) {
+    dvm_vid t = *x;
+    *x = *y;
+    *y = t;
+}
+
+/* The result is computed in the register of the operand `base`: in place when it ends here, else in a copy. */
+static void fma_in(struct dvm_je *e, const struct dvm_mi *m, int u, int op, dvm_vid base,
+                   dvm_vid vvvv, dvm_vid rm) {
+    unsigned attr = m->attr;
+    int rb = dvm_j_get(e, base, u), rv = dvm_j_get(e, vvvv, u);
+    struct dvm_x_rm last = dvm_j_operand(e, op, rm, u, &attr);
+    dvm_j_done(e, m, u);
+    int d = dvm_j_dest_near(e, m->d, u, rb);
+    if (d != rb) vec(e, X_VMOVAPS, e->full, d, 0, dvm_x_reg(rb));
+    vec(e, op, attr, d, rv, last);
+}
+
+static void multiply_add(struct dvm_je *e, const struct dvm_mi *m, int u) {
+    bool negated = m->op == M_FNMA;
+    int op132 = negated ? X_VFNMADD132PS : X_VFMADD132PS,
+        op213 = negated ? X_VFNMADD213PS : X_VFMADD213PS;
+    int op231 = negated ? X_VFNMADD231PS : X_VFMADD231PS;
+    dvm_vid x = m->a, y = m->b, z = m->c;
+    if (dvm_j_from_memory(e, op213, z, u)) {
+        if (!ends_here(e, x)) swap(&x, &y);
+        fma_in(e, m, u, op213, x, y, z);
+        return;
+    }
+    if (dvm_j_from_memory(e, op213, x, u)) swap(&x, &y);
+    if (ends_here(e, z)) {
+        fma_in(e, m, u, op231, z, x, y);
+    } else if (dvm_j_from_memory(e, op213, y, u)) {
+        if (ends_here(e, x))
+            fma_in(e, m, u, op132, x, z, y);
+        else
+            fma_in(e, m, u, op231, z, x, y);
+    } else {
+        if (!ends_here(e, x)) swap(&x, &y);
+        if (ends_here(e, x))
+            fma_in(e, m, u, op213, x, y, z);
+        else
+            fma_in(e, m, u, op231, z, x, y);
+    }
+}
+
+/* ---- tails and accumulators */
+
+static void tail(struct dvm_je *e, const struct dvm_mi *m, int u) {
+    bool wide = m->flags & J_WIDE, high = m->flags & J_HIGH;
+    int x = dvm_j_get(e, m->b, u);
+    if (!e->masked) { /* the same value */
+        dvm_j_done(e, m, u);
+        int d = dvm_j_dest_near(e, m->d, u, x);
+        if (d != x) vec(e, X_VMOVAPS, e->full, d, 0, dvm_x_reg(x));
+        return;
+    }
+    int ident = dvm_j_get(e, m->a, u), mask = J_TAIL_YMM;
+    if (!e->b->z && wide) {
+        mask = dvm_j_take(e, J_V);
+        vec(e, X_VMOVUPS, X_256, mask, 0, dvm_j_frame_at(J_F_MASK64 + (high ? 32 : 0)));
+    }
+    dvm_j_done(e, m, u);
+    int d = dvm_j_dest(e, m->d, u);
+    if (e->b->z) {
+        vec(e, wide ? X_VPBLENDMQ : X_VPBLENDMD, m->attr | X_K(high ? 2 : 1), d, ident,
+            dvm_x_reg(x));
+    } else {
+        dvm_x_vec(&e->e, wide ? X_VBLENDVPD : X_VBLENDVPS, X_256, d, ident, dvm_x_reg(x), mask);
+        if (wide) dvm_j_untake(e, J_V, mask);
+    }
+}
+
+/* An accumulator in memory. ROW: the 64 lanes of the block, rsi is the lane of the unit; COL: a unit after the other. */
+static struct dvm_x_rm acc_at(const struct dvm_je *e, const struct dvm_mi *m, int u) {
+    const struct dvm_jacc *a = &e->b->acc[m->o];
+    int vector = e->b->width * 4, disp = a->lanes + (a->high ? vector : 0);
+    if (e->b->s->mode == DVM_MODE_ROW) return dvm_x_idx(J_R_FRAME, J_R_ROW, a->wide ? 3 : 2, disp);
+    return dvm_j_frame_at(disp + u * vector * (a->wide ? 2 : 1));
+}
+
+static void acc_load(struct dvm_je *e, const struct dvm_mi *m, int u) {
+    if (e->acc_regs)
+        dvm_j_alias(e, m->d, u, e->b->acc[m->o].reg[u]);
+    else
+        vec(e, X_VMOVUPS, m->attr, dvm_j_dest(e, m->d, u), 0, acc_at(e, m, u));
+}
+
+static void acc_store(struct dvm_je *e, const struct dvm_mi *m, int u) {
+    int r = dvm_j_get(e, m->a, u), acc = e->b->acc[m->o].reg[u];
+    if (!e->acc_regs)
+        vec(e, X_VMOVUPS_ST, m->attr, r, 0, acc_at(e, m, u));
+    else if (r != acc)
+        vec(e, X_VMOVAPS, m->attr, acc, 0, dvm_x_reg(r));
+    dvm_j_done(e, m, u);
+}
+
+static void part(struct dvm_je *e, const struct dvm_mi *m, int u) {
+    int r = dvm_j_get(e, m->a, u), op = m->attr == 0   ? X_VMOVSS_ST
+                                        : m->attr == 1 ? X_VMOVSD_ST
+                                                       : X_VMOVUPS_ST;
+    gpr(e, G_MOV, X_RAX, dvm_j_frame_at(J_F_PART));
+    vec(e, op, m->attr < 2 ? X_128 : m->attr - 2u, r, 0, dvm_x_mem(X_RAX, m->disp));
+    dvm_j_done(e, m, u);
+}
+
+/* ---- numbers from general registers */
+
+static void spread(struct dvm_je *e, const struct dvm_mi *m, int u, bool wide) {
+    int d = dvm_j_dest(e, m->d, u);
+    if (e->b->z) {
+        vec(e, wide ? X_VPBROADCASTQ_G : X_VPBROADCASTD_G, m->attr, d, 0, dvm_x_reg(X_RAX));
+    } else {
+        vec(e, wide ? X_VMOVQ_LD : X_VMOVD_LD, X_128, d, 0, dvm_x_reg(X_RAX));
+        vec(e, wide ? X_VPBROADCASTQ : X_VBROADCASTSS, m->attr, d, 0, dvm_x_reg(d));
+    }
+}
+
+static void column(struct dvm_je *e, const struct dvm_mi *m, int u) {
+    gpr(e, G_LEA, X_RAX, dvm_x_mem(J_R_COL, u * e->b->width));
+    imm32(e, G_AND_I, dvm_x_reg(X_RAX), DVM_TREE_BLOCK - 1);
+    spread(e, m, u, false);
+}
+
+static void rowno(struct dvm_je *e, const struct dvm_mi *m, int u) {
+    gpr(e, G_MOV, X_RAX, dvm_j_frame_at(J_F_ROWS));
+    gpr(e, G_SUB, X_RAX, dvm_x_reg(J_R_ROW));
+    spread(e, m, u, false);
+}
+
+static void iota(struct dvm_je *e, const struct dvm_mi *m, int u) {
+    int cs = (int)(m->o * sizeof(struct dvm_opnd_arg) + offsetof(struct dvm_opnd_arg, cs));
+    gpr(e, G_LEA, X_RAX, dvm_x_mem(J_R_COL, u * e->b->width));
+    gpr(e, G_IMUL, X_RAX, dvm_x_mem(J_R_OPND, cs));
+    gpr(e, G_ADD, X_RAX, dvm_j_frame_at(J_F_TAB + 8 * m->o));
+    spread(e, m, u, m->imm);
+}
+
+/* ---- running sums. LOCAL starts at -0 for each 64 elements and CARRY at -0 for each row: adding it changes nothing. */
+
+static int minus_zero(int vt) { return vt == DVM_VT_F32 ? INT32_MIN : 0; }
+
+static void scan_chunk(struct dvm_je *e, const struct dvm_mi *m) {
+    gpr32(e, G_MOV, X_RAX, dvm_x_reg(J_R_COL));
+    imm32(e, G_AND_I8, dvm_x_reg(X_RAX), 63);
+    int inside = dvm_x_jump(&e->e, X_NE);
+    gpr(e, G_MOV, X_RAX, dvm_j_frame_at(m->disp + J_S_LAST));
+    gpr(e, G_MOV_ST, X_RAX, dvm_j_frame_at(m->disp + J_S_CARRY));
+    imm32(e, G_MOV_I, dvm_x_reg(X_RAX), minus_zero(m->imm));
+    gpr(e, G_MOV_ST, X_RAX, dvm_j_frame_at(m->disp + J_S_LOCAL));
+    dvm_x_land(&e->e, inside);
+}
+
+static void scan_lanes(struct dvm_je *e, const struct dvm_mi *m, int t) {
+    bool wide = m->imm == DVM_VT_I64, f = m->imm == DVM_VT_F32;
+    struct dvm_x_rm local = dvm_j_frame_at(m->disp + J_S_LOCAL);
+    if (f)
+        vec(e, X_VMOVSS_LD, X_128, t, 0, local);
+    else
+        gpr(e, G_MOV, X_RAX, local);
+    for (int k = 0; k < e->b->width; k++) {
+        struct dvm_x_rm lane = dvm_j_frame_at(m->disp + J_S_BUF + k * (wide ? 8 : 4));
+        if (f) {
+            vec(e, X_VADDSS, X_128, t, t, lane);
+            vec(e, X_VMOVSS_ST, X_128, t, 0, lane);
+        } else {
+            dvm_x_gpr(&e->e, G_ADD, wide, X_RAX, lane, 0);
+            dvm_x_gpr(&e->e, G_MOV_ST, wide, X_RAX, lane, 0);
+        }
+    }
+    if (f)
+        vec(e, X_VMOVSS_ST, X_128, t, 0, local);
+    else
+        gpr(e, G_MOV_ST, X_RAX, local);
+}
+
+static void scan(struct dvm_je *e, const struct dvm_mi *m, int u) {
+    bool wide = m->imm == DVM_VT_I64, f = m->imm == DVM_VT_F32;
+    int vector = e->b->width * 4, buf = m->disp + J_S_BUF;
+    vec(e, X_VMOVUPS_ST, e->full, dvm_j_get(e, m->a, u), 0, dvm_j_frame_at(buf));
+    if (wide) vec(e, X_VMOVUPS_ST, e->full, dvm_j_get(e, m->b, u), 0, dvm_j_frame_at(buf + vector));
+    dvm_j_done(e, m, u);
+    scan_chunk(e, m);
+    int t = dvm_j_take(e, J_V), carry = dvm_j_take(e, J_V),
+        add = f      ? X_VADDPS
+              : wide ? X_VPADDQ
+                     : X_VPADDD;
+    scan_lanes(e, m, t);
+    vec(e, wide ? X_VPBROADCASTQ : X_VBROADCASTSS, e->full, carry, 0,
+        dvm_j_frame_at(m->disp + J_S_CARRY));
+    for (int k = 0; k < (wide ? 2 : 1); k++) {
+        vec(e, add, e->full, t, carry, dvm_j_frame_at(buf + k * vector));
+        vec(e, X_VMOVUPS_ST, e->full, t, 0, dvm_j_frame_at(buf + k * vector));
+    }
+    gpr(e, G_MOV, X_RAX, dvm_j_frame_at(buf + (wide ? 8 : 4) * e->b->width - 8));
+    if (!wide) imm64(e, G_SHR_I, dvm_x_reg(X_RAX), 32);
+    gpr(e, G_MOV_ST, X_RAX, dvm_j_frame_at(m->disp + J_S_LAST));
+    dvm_j_untake(e, J_V, t);
+    dvm_j_untake(e, J_V, carry);
+}
+
+/* ---- calls of C. The vector registers are lost; the general ones that a C function may change are kept in the
+ * frame. */
+
+static const uint8_t kept[] = {X_RCX, X_RDX, X_RSI, X_RDI, X_R8, X_R9, X_R10, X_R11};
+
+static void before_call(struct dvm_je *e) {
+    for (size_t k = 0; k < DVM_COUNT(kept); k++)
+        gpr(e, G_MOV_ST, kept[k], dvm_j_frame_at(J_F_KEEP + 8 * (int)k));
+    if (e->b->z && e->masked) {
+        vec(e, X_KMOVW_ST, X_128, 1, 0, dvm_j_frame_at(J_F_K));
+        vec(e, X_KMOVW_ST, X_128, 2, 0, dvm_j_frame_at(J_F_K + 2));
+    }
+    dvm_x_vzeroupper(&e->e);
+}
+
+static void call(struct dvm_je *e, uintptr_t f) {
+    gpr(e, G_LEA, X_RDI, dvm_j_frame_at(J_F_BUF));
+    dvm_x_mov_imm64(&e->e, X_RAX, f);
+    dvm_x_call(&e->e, X_RAX);
+}
+
+static void after_call(struct dvm_je *e) {
+    for (size_t k = 0; k < DVM_COUNT(kept); k++)
+        gpr(e, G_MOV, kept[k], dvm_j_frame_at(J_F_KEEP + 8 * (int)k));
+    if (!e->masked) return;
+    if (e->b->z) {
+        vec(e, X_KMOVW, X_128, 1, 0, dvm_j_frame_at(J_F_K));
+        vec(e, X_KMOVW, X_128, 2, 0, dvm_j_frame_at(J_F_K + 2));
+    } else {
+        vec(e, X_VMOVUPS, X_256, J_TAIL_YMM, 0, dvm_j_frame_at(J_F_MASK));
+    }
+}
+
+static void pass(struct dvm_je *e, dvm_vid v, int u, int offset) {
+    if (v) vec(e, X_VMOVUPS_ST, e->full, dvm_j_get(e, v, u), 0, dvm_j_frame_at(J_F_BUF + offset));
+}
+
+static void pass_all(struct dvm_je *e, const struct dvm_mi *m, int u) {
+    int vector = e->b->width * 4;
+    pass(e, m->a, u, 0);
+    pass(e, m->b, u, vector);
+    pass(e, m->c, u, 128);
+    pass(e, m->k, u, 128 + vector);
+    dvm_j_done(e, m, u);
+    dvm_j_evict_all(e);
+}
+
+static void helper(struct dvm_je *e, const struct dvm_mi *m, int u) {
+    pass_all(e, m, u);
+    before_call(e);
+    imm64(e, G_MOV_I, dvm_x_reg(X_RSI), e->b->width);
+    call(e, (uintptr_t)dvm_j_helpers[m->o]);
+    after_call(e);
+}
+
+static int what(const struct dvm_je *e, const struct dvm_mi *m) {
+    return (m->imm ? DVM_VT_I64 : DVM_VT_I32) | m->o << 8 | e->b->s->opnd[m->o].dtype << 16;
+}
+
+static void base_of(struct dvm_je *e, int o, int r) {
+    const struct dvm_opnd *p = &e->b->s->opnd[o];
+    int at = (int)((size_t)o * sizeof(struct dvm_opnd_arg) + offsetof(struct dvm_opnd_arg, ptr));
+    if (p->kind == DVM_OPND_UNIF)
+        gpr(e, G_MOV, r, dvm_x_mem(J_R_OPND, at));
+    else
+        gpr(e, G_MOV, r, e->base[o] >= 0 ? dvm_x_reg(e->base[o]) : dvm_j_frame_at(J_F_TAB + 8 * o));
+}
+
+static void pick(struct dvm_je *e, const struct dvm_mi *m, int u) {
+    pass_all(e, m, u);
+    base_of(e, m->o, X_RAX);
+    before_call(e);
+    gpr(e, G_MOV, X_RSI, dvm_j_frame_at(J_F_ARGS));
+    gpr(e, G_MOV, X_RDX, dvm_x_reg(X_RAX));
+    if (e->list < J_BODY) gpr32(e, G_XOR, X_RCX, dvm_x_reg(X_RCX));
+    if (e->masked)
+        gpr(e, G_MOV, X_R8, dvm_j_frame_at(J_F_REM));
+    else
+        imm64(e, G_MOV_I, dvm_x_reg(X_R8), e->b->width);
+    imm64(e, G_MOV_I, dvm_x_reg(X_R9), what(e, m));
+    call(e, (uintptr_t)dvm_j_help_pick);
+    after_call(e);
+}
+
+static void pick_row(struct dvm_je *e, const struct dvm_mi *m, int u) {
+    pass_all(e, m, u);
+    base_of(e, m->o, X_RAX);
+    before_call(e);
+    gpr(e, G_MOV, X_RSI, dvm_j_frame_at(J_F_ARGS));
+    gpr(e, G_MOV, X_RDX, dvm_x_reg(X_RAX));
+    imm64(e, G_MOV_I, dvm_x_reg(X_RCX), what(e, m));
+    call(e, (uintptr_t)dvm_j_help_pick_row);
+    gpr(e, G_MOV_ST, X_RAX, dvm_j_frame_at(m->disp));
+    after_call(e);
+}
+
+/* ---- AVX2 tails of narrow elements, one after the other */
+
+void dvm_j_partial(struct dvm_je *e, const struct dvm_mi *m, bool store) {
+    int size = dvm_j_width_of(e, m->o), scale = size / 2, data = e->temp;
+    enum dvm_x_gop read = size == 2 ? G_MOVZXW : G_MOVZXB,
+                   write = size == 2 ? G_MOVW_ST : G_MOVB_ST;
+    struct dvm_x_rm buf = dvm_x_idx(J_R_FRAME, X_R11, scale, J_F_BUF),
+                    row = dvm_x_idx(X_RAX, X_R11, scale, 0);
+    gpr(e, G_LEA, X_RAX, dvm_j_opnd(e, m, 0));
+    gpr32(e, G_XOR, X_R11, dvm_x_reg(X_R11));
+    int loop = dvm_enc_at(&e->e);
+    dvm_x_gpr(&e->e, read, false, data, store ? buf : row, 0);
+    dvm_x_gpr(&e->e, write, false, data, store ? row : buf, 0);
+    imm32(e, G_INC, dvm_x_reg(X_R11), 0);
+    gpr32(e, G_CMP, X_R11, dvm_j_frame_at(J_F_REM));
+    dvm_x_jump_back(&e->e, X_L, loop);
+}
+
+void dvm_j_pseudo(struct dvm_je *e, const struct dvm_mi *m, int u) {
+    switch (m->op) {
+    case M_FMA:
+    case M_FNMA: multiply_add(e, m, u); break;
+    case M_TAIL: tail(e, m, u); break;
+    case M_ACC_LD: acc_load(e, m, u); break;
+    case M_ACC_ST: acc_store(e, m, u); break;
+    case M_COLUMN: column(e, m, u); break;
+    case M_ROWNO: rowno(e, m, u); break;
+    case M_IOTA: iota(e, m, u); break;
+    case M_SCAN: scan(e, m, u); break;
+    case M_CALL: helper(e, m, u); break;
+    case M_PICK: pick(e, m, u); break;
+    case M_PICK_ROW: pick_row(e, m, u); break;
+    default: part(e, m, u); break;
+    }
+}

@@ -1,0 +1,339 @@
+/* Running compiled strips: the box is cut to what the code was made for.
+ *
+ *   short dense rows   become one row of m * n elements
+ *   strided operands   are staged: tiles of the box are copied to contiguous memory and back
+ *   rows beyond 1024   the code leaves a part record for every block; they are joined here by the row tree: pairs of
+ *                      neighbours, an odd last one as it is, and again, which is the binary counter of strip.h; calls
+ *                      of 64 blocks are whole subtrees */
+#include <string.h>
+
+#include "code/tree.h"
+#include "vm/cpu/jit/jit_code.h"
+
+typedef struct dvm_strip_args args;
+
+static const struct dvm_jit_code *code_of(const struct dvm_code *c) {
+    return (const struct dvm_jit_code *)c;
+}
+
+static int size_of(const struct dvm_jit_code *c, int o) {
+    return (int)dvm_dtype_size((dvm_dtype)c->c.strip.opnd[o].dtype);
+}
+
+static char *at(const args *a, int32_t offset) { return (char *)a->scratch + offset; }
+
+/* Operands of the box that starts at row i, column j, into the scratch memory. */
+static struct dvm_opnd_arg *sub_box(const struct dvm_jit_code *c, const args *a, args *sub,
+                                    int64_t i, int64_t j) {
+    struct dvm_opnd_arg *to = (struct dvm_opnd_arg *)(void *)at(a, c->opnds);
+    bool row = c->c.strip.mode == DVM_MODE_ROW, col = c->c.strip.mode == DVM_MODE_COL;
+    *sub = *a;
+    sub->opnd = to;
+    for (int o = 0; o < c->c.strip.nopnd; o++) {
+        bool fold = c->c.strip.opnd[o].role == DVM_ROLE_FOLD;
+        to[o] = a->opnd[o];
+        uintptr_t move = (uintptr_t)(fold && col ? 0 : i * to[o].rs) +
+                         (uintptr_t)(fold && row ? 0 : j * to[o].cs);
+        to[o].ptr = (char *)((uintptr_t)to[o].ptr + move);
+    }
+    return to;
+}
+
+/* j: column of the row at which the call begins. */
+static void call(const struct dvm_jit_code *c, const args *a, int64_t j) {
+    uint64_t cont = j > 0;
+    if (c->scans) memcpy(at(a, J_F_CONT), &cont, sizeof cont);
+    c->fn(a, 0);
+}
+
+/* ---- staging */
+
+/* PICK from nothing: every index is a fault, and every element 0. */
+static bool staged(const struct dvm_jit_code *c, const args *a, int o) {
+    if (!c->staged[o]) return false;
+    if (c->c.strip.opnd[o].role == DVM_ROLE_PICK) return a->opnd[o].gn == 0;
+    return a->opnd[o].cs != size_of(c, o);
+}
+
+static bool any_staged(const struct dvm_jit_code *c, const args *a) {
+    for (int o = 0; c->may_stage && o < c->c.strip.nopnd; o++)
+        if (staged(c, a, o)) return true;
+    return false;
+}
+
+size_t dvm_jit_stage_bytes(int mode, int dtype) {
+    size_t size = dvm_dtype_size((dvm_dtype)dtype);
+    return mode == DVM_MODE_ROW ? J_STAGE_ROWS * DVM_TREE_BLOCK * size : J_STAGE_BYTES;
+}
+
+static void stage_in(const struct dvm_jit_code *c, const args *a, struct dvm_opnd_arg *p, int o,
+                     char *to, int64_t rows, int64_t cols) {
+    int size = size_of(c, o);
+    switch (c->c.strip.opnd[o].role) {
+    case DVM_ROLE_LOAD: dvm_jit_gather(to, p->ptr, p->rs, p->cs, rows, cols, size); break;
+    case DVM_ROLE_PICK:
+        memset(to, 0, (size_t)(rows * cols * size));
+        *a->fault = 1;
+        p->gn = 1;
+        p->gs = 0;
+        break;
+    default: break;
+    }
+    p->ptr = to;
+    p->rs = cols * size;
+    p->cs = size;
+}
+
+static void stage_out(const struct dvm_jit_code *c, const args *a, const char *from, int o,
+                      int64_t i, int64_t j, int64_t rows, int64_t cols) {
+    const struct dvm_opnd_arg *p = &a->opnd[o];
+    int role = c->c.strip.opnd[o].role;
+    if (role == DVM_ROLE_FOLD) i = 0, rows = 1;
+    char *to = (char *)((uintptr_t)p->ptr + (uintptr_t)(i * p->rs) + (uintptr_t)(j * p->cs));
+    if (role == DVM_ROLE_STORE || role == DVM_ROLE_FOLD)
+        dvm_jit_scatter(to, p->rs, p->cs, from, rows, cols, size_of(c, o));
+}
+
+/* Runs a tile, already small enough. */
+static void run_staged(const struct dvm_jit_code *c, const args *a, int64_t i, int64_t j,
+                       int64_t rows, int64_t cols) {
+    args tile;
+    struct dvm_opnd_arg *opnd = sub_box(c, a, &tile, i, j);
+    const struct dvm_strip *s = &c->c.strip;
+    char *buffer = at(a, c->stage);
+    tile.m = rows;
+    tile.n = cols;
+    for (int o = 0; o < s->nopnd; o++) {
+        if (!c->staged[o]) continue;
+        if (staged(c, a, o)) stage_in(c, a, &opnd[o], o, buffer, rows, cols);
+        buffer += dvm_jit_stage_bytes(s->mode, s->opnd[o].dtype);
+    }
+    call(c, &tile, j);
+    for (int o = 0; o < s->nopnd; o++)
+        if (staged(c, a, o)) stage_out(c, a, opnd[o].ptr, o, i, j, rows, cols);
+}
+
+/* Some staged operand has its neighbours along the rows. */
+static bool turned(const struct dvm_jit_code *c, const args *a) {
+    for (int o = 0; o < c->c.strip.nopnd; o++)
+        if (staged(c, a, o) && a->opnd[o].rs == size_of(c, o)) return true;
+    return false;
+}
+
+static void staged_map(const struct dvm_jit_code *c, const args *a) {
+    enum { ELEMENTS = J_STAGE_BYTES / 8 };
+    int64_t cols = DVM_MIN(a->n, turned(c, a) ? 64 : 1024);
+    int64_t rows = c->scans ? 1 : DVM_MIN(a->m, DVM_MAX(ELEMENTS / cols, 1));
+    for (int64_t i = 0; i < a->m; i += rows)
+        for (int64_t j = 0; j < a->n; j += cols)
+            run_staged(c, a, i, j, DVM_MIN(rows, a->m - i), DVM_MIN(cols, a->n - j));
+}
+
+/* ---- maps */
+
+static bool is_dense(const args *a, int nopnd) {
+    for (int o = 0; o < nopnd; o++)
+        if (a->opnd[o].rs != a->n * a->opnd[o].cs) return false;
+    return true;
+}
+
+/* Columns to do before the outputs are aligned for non-temporal stores; -1: they cannot all be. */
+static int64_t columns_to_aligned(const struct dvm_jit_code *c, const args *a) {
+    const struct dvm_strip *s = &c->c.strip;
+    int64_t peel = -1;
+    for (int o = 0; o < s->nopnd; o++) {
+        if (s->opnd[o].role != DVM_ROLE_STORE) continue;
+        int size = size_of(c, o), unit = DVM_MIN(c->width * size, c->width * 4);
+        int64_t off = (int64_t)((uintptr_t)a->opnd[o].ptr & (uintptr_t)(unit - 1));
+        if (peel < 0) peel = off % size ? -1 : (unit - off) % unit / size;
+        if (peel < 0 || (off + peel * size) % unit || (a->m > 1 && (peel || a->opnd[o].rs % unit)))
+            return -1;
+    }
+    return peel;
+}
+
+static void stream_map(const struct dvm_jit_code *c, const args *a) {
+    int64_t peel = columns_to_aligned(c, a);
+    if (peel <= 0 || peel >= a->n) {
+        c->fn(a, peel == 0);
+        return;
+    }
+    args sub = *a;
+    sub.n = peel;
+    c->fn(&sub, 0);
+    sub_box(c, a, &sub, 0, peel);
+    sub.n = a->n - peel;
+    c->fn(&sub, 1);
+}
+
+void dvm_jit_run_map(const struct dvm_code *code, const args *a) {
+    const struct dvm_jit_code *c = code_of(code);
+    args flat;
+    if (a->m <= 0 || a->n <= 0) return;
+    if (any_staged(c, a)) {
+        staged_map(c, a);
+        return;
+    }
+    if (a->m > 1 && !(code->strip.flags & DVM_STRIP_WHOLE_ROWS) && is_dense(a, code->strip.nopnd)) {
+        flat = *a;
+        flat.n *= flat.m;
+        flat.m = 1;
+        a = &flat;
+    }
+    if (a->stream && c->stream)
+        stream_map(c, a);
+    else
+        call(c, a, 0);
+}
+
+/* ---- rows */
+
+/* The part of one block. first: index of its first element. */
+static struct dvm_part read_part(const struct dvm_jit_code *c, const struct dvm_jit_fold *f,
+                                 const char *record, int64_t first) {
+    struct dvm_part p = {.idx = 0};
+    int size = f->vt == DVM_VT_I64 ? 8 : 4;
+    const char *number = record + f->part, *index = number + c->width * size;
+    memcpy(&p.v, number, (size_t)size);
+    if (!f->arg) return p;
+    for (int k = 0; k < c->width; k++) {
+        struct dvm_part q = {.idx = 0};
+        int32_t lane;
+        memcpy(&q.v, number + k * size, (size_t)size);
+        memcpy(&lane, index + 4 * k, 4);
+        q.idx = first + lane;
+        p = k ? dvm_part_join(f->op, (enum dvm_vt)f->vt, p, q) : q;
+    }
+    return p;
+}
+
+/* Neighbours joined until one is left. */
+static struct dvm_part join_parts(const struct dvm_jit_code *c, const struct dvm_jit_fold *f,
+                                  const char *record, int64_t n, int64_t first) {
+    struct dvm_part p[J_PARTS];
+    for (int64_t k = 0; k < n; k++)
+        p[k] = read_part(c, f, record + k * c->part_bytes, first + k * DVM_TREE_BLOCK);
+    bool sum = f->op == DVM_OP_SUM && f->vt == DVM_VT_F32;
+    for (; n > 1; n = (n + 1) / 2) {
+        for (int64_t k = 0; k < n / 2; k++) {
+            if (sum)
+                p[k].v.f = p[2 * k].v.f + p[2 * k + 1].v.f;
+            else
+                p[k] = dvm_part_join(f->op, (enum dvm_vt)f->vt, p[2 * k], p[2 * k + 1]);
+        }
+        if (n % 2) p[n / 2] = p[n - 1];
+    }
+    return p[0];
+}
+
+static void write_result(const struct dvm_jit_code *c, const args *a, const struct dvm_jit_fold *f,
+                         int64_t i, struct dvm_part p) {
+    const struct dvm_opnd_arg *out = &a->opnd[f->out];
+    if (f->arg) {
+        memcpy(out->ptr + i * out->rs, &p.idx, 8);
+        out++;
+    }
+    memcpy(out->ptr + i * out->rs, &p.v, (size_t)size_of(c, f->out + f->arg));
+}
+
+static void write_identities(const struct dvm_jit_code *c, const args *a) {
+    for (int k = 0; k < c->nfold; k++) {
+        const struct dvm_jit_fold *f = &c->fold[k];
+        struct dvm_part p = dvm_part_identity(f->op, (enum dvm_vt)f->vt);
+        for (int64_t i = 0; i < a->m; i++) write_result(c, a, f, i, p);
+    }
+}
+
+/* Whole rows in one call of the code: rows * blocks parts. */
+static void short_rows(const struct dvm_jit_code *c, const args *a) {
+    int64_t blocks = (a->n + DVM_TREE_BLOCK - 1) / DVM_TREE_BLOCK, step = c->part_room / blocks;
+    for (int64_t i = 0; i < a->m; i += step) {
+        args sub = *a;
+        if (i) sub_box(c, a, &sub, i, 0);
+        sub.m = DVM_MIN(step, a->m - i);
+        call(c, &sub, 0);
+        for (int k = 0; k < c->nfold; k++)
+            for (int64_t r = 0; r < sub.m; r++) {
+                const char *record = at(a, c->parts) + r * blocks * c->part_bytes;
+                write_result(c, a, &c->fold[k], i + r,
+                             join_parts(c, &c->fold[k], record, blocks, a->pos));
+            }
+    }
+}
+
+/* A tree for each row and fold; calls of `cols` columns, a power of two blocks. */
+static void long_rows(const struct dvm_jit_code *c, const args *a, int64_t rows, int64_t cols,
+                      bool stage) {
+    struct dvm_tree *tree = (struct dvm_tree *)(void *)at(a, c->trees);
+    for (int64_t i = 0; i < a->m; i += rows) {
+        int64_t m = DVM_MIN(rows, a->m - i);
+        for (int64_t k = 0; k < m * c->nfold; k++) tree[k].count = 0;
+        for (int64_t j = 0; j < a->n; j += cols) {
+            int64_t n = DVM_MIN(cols, a->n - j), blocks = (n + DVM_TREE_BLOCK - 1) / DVM_TREE_BLOCK;
+            if (stage) {
+                run_staged(c, a, i, j, m, n);
+            } else {
+                args sub;
+                sub_box(c, a, &sub, i, j);
+                sub.m = m;
+                sub.n = n;
+                call(c, &sub, j);
+            }
+            for (int64_t r = 0; r < m; r++)
+                for (int k = 0; k < c->nfold; k++) {
+                    const struct dvm_jit_fold *f = &c->fold[k];
+                    const char *record = at(a, c->parts) + r * blocks * c->part_bytes;
+                    dvm_tree_push(&tree[r * c->nfold + k], f->op, (enum dvm_vt)f->vt,
+                                  join_parts(c, f, record, blocks, a->pos + j));
+                }
+        }
+        for (int64_t r = 0; r < m; r++)
+            for (int k = 0; k < c->nfold; k++) {
+                const struct dvm_jit_fold *f = &c->fold[k];
+                write_result(c, a, f, i + r,
+                             dvm_tree_end(&tree[r * c->nfold + k], f->op, (enum dvm_vt)f->vt));
+            }
+    }
+}
+
+void dvm_jit_run_row(const struct dvm_code *code, const args *a) {
+    const struct dvm_jit_code *c = code_of(code);
+    if (a->m <= 0) return;
+    if (a->n <= 0)
+        write_identities(c, a);
+    else if (any_staged(c, a))
+        long_rows(c, a, c->scans ? 1 : J_STAGE_ROWS, DVM_TREE_BLOCK, true);
+    else if (a->n <= (int64_t)c->part_room * DVM_TREE_BLOCK)
+        short_rows(c, a);
+    else
+        long_rows(c, a, 1, (int64_t)c->part_room * DVM_TREE_BLOCK, false);
+}
+
+/* ---- columns */
+
+static void empty_columns(const struct dvm_jit_code *c, const args *a) {
+    for (int k = 0; k < c->nfold; k++) {
+        const struct dvm_jit_fold *f = &c->fold[k];
+        struct dvm_part p = dvm_part_identity(f->op, (enum dvm_vt)f->vt);
+        for (int64_t j = 0; j < a->n; j++) {
+            const struct dvm_opnd_arg *out = &a->opnd[f->out];
+            if (f->arg) memcpy(out[0].ptr + j * out[0].cs, &p.idx, 8);
+            memcpy(out[f->arg].ptr + j * out[f->arg].cs, &p.v, (size_t)size_of(c, f->out + f->arg));
+        }
+    }
+}
+
+void dvm_jit_run_col(const struct dvm_code *code, const args *a) {
+    const struct dvm_jit_code *c = code_of(code);
+    if (a->n <= 0) return;
+    if (a->m <= 0) {
+        empty_columns(c, a);
+        return;
+    }
+    if (!any_staged(c, a)) {
+        call(c, a, 0);
+        return;
+    }
+    int64_t cols = J_STAGE_BYTES / 8 / DVM_TREE_ROWS;
+    for (int64_t j = 0; j < a->n; j += cols) run_staged(c, a, 0, j, a->m, DVM_MIN(cols, a->n - j));
+}
