@@ -43,7 +43,7 @@ static bool options(int argc, char **argv) {
         else if (strncmp(a, "--seed=", 7) == 0)
             opt.seed = strtoull(a + 7, NULL, 0);
         else if (strcmp(a, "--bench") == 0)
-            opt.bench = true;
+            opt.bench = ck_plain = true;
         else if (strcmp(a, "--list") == 0)
             opt.list = true;
         else

@@ -46,6 +46,8 @@ struct ck_func {
     int a, b, c;  /* of gen */
     int variants; /* cases */
 };
+/* Measuring: operands as wide as their values, outputs contiguous. */
+extern bool ck_plain;
 /* All functions; *n of them. */
 const struct ck_func *ck_functions(int *n);
 

@@ -301,28 +301,34 @@ static void lay_out(struct ck_rng *r, const struct ck_strip *c) {
 
 /* ---- running ------------------------------------------------------------------------------------ */
 
-static uint32_t run(const struct ck_strip *c, const struct dvm_code *code, bool stream) {
-    struct dvm_opnd_arg arg[DVM_STRIP_MAX_OPND];
-    uint32_t fault = 0;
-    bool alias = false;
-    for (int o = 0; o < c->s.nopnd; o++) {
-        if (places[o].out && places[o].n) memcpy(places[o].win, places[o].init, places[o].n);
-        arg[o] = places[o].arg;
-        alias |= c->alias[o] != 0;
-    }
-    /* Scratch is not zero, and ends at a page that cannot be touched. */
+/* Scratch is not zero, and ends at a page that cannot be touched. */
+static char *scratch_of(const struct dvm_code *code) {
     size_t size = (code->scratch + 63) & ~(size_t)63;
     char *scratch = region(MAX_REGIONS - 1) + REGION - size;
     memset(scratch, 0xcd, size);
-    struct dvm_strip_args a = {.opnd = arg,
-                               .param = c->param,
-                               .m = c->m,
-                               .n = c->n,
-                               .pos = c->m * 1000,
-                               .scratch = scratch,
-                               .fault = &fault,
-                               .stream = stream,
-                               .alias = alias};
+    return scratch;
+}
+
+static void arguments(const struct ck_strip *c, struct dvm_opnd_arg *opnd,
+                      struct dvm_strip_args *a) {
+    *a = (struct dvm_strip_args){
+        .opnd = opnd, .param = c->param, .m = c->m, .n = c->n, .pos = c->m * 1000};
+    for (int o = 0; o < c->s.nopnd; o++) {
+        opnd[o] = places[o].arg;
+        a->alias |= c->alias[o] != 0;
+    }
+}
+
+static uint32_t run(const struct ck_strip *c, const struct dvm_code *code, bool stream) {
+    struct dvm_opnd_arg opnd[DVM_STRIP_MAX_OPND];
+    struct dvm_strip_args a;
+    uint32_t fault = 0;
+    for (int o = 0; o < c->s.nopnd; o++)
+        if (places[o].out && places[o].n) memcpy(places[o].win, places[o].init, places[o].n);
+    arguments(c, opnd, &a);
+    a.scratch = scratch_of(code);
+    a.fault = &fault;
+    a.stream = stream;
     code->run(code, &a);
     return fault;
 }
@@ -446,13 +452,19 @@ static double seconds(void) {
 double ck_bench(uint64_t seed, struct ck_strip *c, const struct ck_device *dev, const char **tier) {
     struct ck_rng r = {seed};
     struct dvm_code *code = NULL;
+    struct dvm_opnd_arg opnd[DVM_STRIP_MAX_OPND];
+    struct dvm_strip_args a;
+    uint32_t fault = 0;
     c->s.hash = dvm_strip_hash(&c->s);
     lay_out(&r, c);
     if (dev->dev.compile(&dev->dev, &mem, &c->s, &code) != DVM_OK) return -1;
+    arguments(c, opnd, &a);
+    a.scratch = scratch_of(code);
+    a.fault = &fault;
     double best = 1e9, start = seconds();
     for (int k = 0; k < 1000 && (k < 3 || seconds() - start < 0.01); k++) {
         double t = seconds();
-        run(c, code, false);
+        code->run(code, &a);
         best = DVM_MIN(best, seconds() - t);
     }
     *tier = code->tier;

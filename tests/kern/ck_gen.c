@@ -46,9 +46,12 @@ int ck_param(struct ck_strip *c, struct ck_rng *r, int vt, bool small) {
     return ck_ins(c, DVM_BC_PARAM, vt, c->s.nparam++, 0, 0);
 }
 
+bool ck_plain;
+
 /* Some dtype that is computed as vt. */
 static int dtype_of(struct ck_rng *r, int vt) {
     int t;
+    if (ck_plain) return dvm_vt_dtype((enum dvm_vt)vt);
     do t = ck_below(r, DVM_NDTYPE);
     while ((int)dvm_vt_of(t) != vt);
     return t;
@@ -61,7 +64,7 @@ static int load(struct ck_strip *c, int dtype, int kind, bool small) {
 }
 
 static void store(struct ck_strip *c, struct ck_rng *r, int v) {
-    int kind = ck_below(r, 3) ? DVM_OPND_CONTIG : DVM_OPND_STRIDED;
+    int kind = ck_plain || ck_below(r, 3) ? DVM_OPND_CONTIG : DVM_OPND_STRIDED;
     int vt = c->ins[v].type, o = ck_opnd(c, dtype_of(r, vt), kind, DVM_ROLE_STORE);
     ck_ins(c, DVM_BC_STORE, vt, o, v, 0);
 }

@@ -8,6 +8,7 @@
 
 #include <cmocka.h>
 
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -572,6 +573,57 @@ static void scratch_may_be_missing(void **state) {
     end(&t);
 }
 
+/* ---- many at once ------------------------------------------------------------------------------- */
+
+struct call {
+    struct dvm_launch launch;
+    char *out[1];
+    dvm_status st;
+};
+
+static void *call(void *arg) {
+    struct call *c = arg;
+    for (int k = 0; k < 3 && c->st == DVM_OK; k++) c->st = dvm_drive(&c->launch);
+    return NULL;
+}
+
+/* One plan and one pool, several threads that run it: split and unsplit kernels. */
+static void many_callers(void **state) {
+    static const int64_t sizes[][2] = {{1, 70000}, {400, 150}};
+    enum { CALLERS = 4 };
+    (void)state;
+    for (size_t i = 0; i < DVM_COUNT(sizes); i++) {
+        struct setup t;
+        struct call c[CALLERS];
+        pthread_t id[CALLERS];
+        begin(&t, DVM_MODE_ROW, 0, 2, sizes[i], 8);
+        struct dvm_bind *b = phase(&t, DVM_PHASE_FULL,
+                                   "strip row\no0: load f32 contig\no1: fold f32 row\n"
+                                   "%0 = load.f32 o0\nfold.f32 %0, sum, o1\n");
+        b[0] = bind(DVM_SRC_INPUT, 0, 0);
+        dense(&t, &b[0], 4, 3, false);
+        b[1] = bind(DVM_SRC_OUTPUT, 0, 0);
+        b[1].stride[0] = 4;
+        t.in[0] = floats(elements(&t));
+        output(&t, 0, sizes[i][0], 4);
+        same_as_naive(&t);
+        assert_int_equal(dvm_pool_create(&mem, 3, NULL, NULL, &t.launch.pool), DVM_OK);
+        for (int k = 0; k < CALLERS; k++) {
+            c[k] = (struct call){.launch = t.launch, .out = {calloc(t.out_bytes[0], 1)}};
+            c[k].launch.out = c[k].out;
+            assert_int_equal(pthread_create(&id[k], NULL, call, &c[k]), 0);
+        }
+        for (int k = 0; k < CALLERS; k++) {
+            pthread_join(id[k], NULL);
+            assert_int_equal(c[k].st, DVM_OK);
+            assert_memory_equal(c[k].out[0], t.out[0], t.out_bytes[0]);
+            free(c[k].out[0]);
+        }
+        dvm_pool_destroy(&t.launch.pool);
+        end(&t);
+    }
+}
+
 static int group_setup(void **state) {
     (void)state;
     return dvm_dev_ref(&dev) != DVM_OK;
@@ -586,6 +638,7 @@ int main(void) {
         cmocka_unit_test(sums_are_sums),
         cmocka_unit_test(index_out_of_range),
         cmocka_unit_test(scratch_may_be_missing),
+        cmocka_unit_test(many_callers),
     };
     return cmocka_run_group_tests(tests, group_setup, NULL);
 }
