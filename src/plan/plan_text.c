@@ -1,14 +1,19 @@
-/* The writer of plans. See plan_text.h for the form. */
+/* The writer of plans and their reader. See plan_text.h for the form. The reader trusts nothing: it
+ * checks form and ranges of numbers, plan_verify.c and the verifier of strips all else. */
 #include "plan/plan_text.h"
 
+#include <string.h>
+
+#include "base/err.h"
 #include "code/strip_text.h"
+#include "plan/make.h"
 
 static const char *const kinds[] = {"map", "row", "col"};
 static const char *const phases[] = {"full", "vec"};
 static const char *const sources[] = {"input", "output", "ws", "scratch", "iota"};
 static const char *const roles[] = {"load", "store", "fold", "pick", "iota"};
 static const char *const moves[] = {"unif", "row", "contig", "strided"};
-static const char whole_rows[] = "whole_rows";
+static const char whole_rows[] = "whole_rows", params[] = "params";
 
 static bool is_numbered(int src) { return src == DVM_SRC_INPUT || src == DVM_SRC_OUTPUT; }
 
@@ -50,7 +55,7 @@ void dvm_plan_write_axes(const struct dvm_kplan *k, struct dvm_text *t) {
 static void write_phase(const struct dvm_plan *p, const struct dvm_kplan *k,
                         const struct dvm_phase *f, struct dvm_text *t) {
     PUT("  phase %s strip %u", phases[f->kind], f->strip);
-    for (int i = 0; i < f->nparam; i++) PUT("%s %u", i ? "," : " params", f->param[i]);
+    for (int i = 0; i < f->nparam; i++) PUT("%s%s %u", i ? "," : " ", i ? "" : params, f->param[i]);
     PUT("\n");
     for (int o = 0; o < f->nbind; o++) {
         PUT("    o%d: ", o);
@@ -68,7 +73,7 @@ static void write_kernel(const struct dvm_plan *p, uint32_t i, struct dvm_text *
     PUT("\n  block %lld scratch %zu bytes %lld", (long long)k->block, k->scratch,
         (long long)k->bytes);
     PUT("%s%s\n", k->whole_rows ? " " : "", k->whole_rows ? whole_rows : "");
-    if (k->why) PUT("  why \"%s\"\n", k->why);
+    if (k->why && *k->why) PUT("  why \"%s\"\n", k->why);
     for (int f = 0; f < k->nphase; f++) write_phase(p, k, &k->phase[f], t);
 }
 
@@ -102,3 +107,502 @@ void dvm_plan_write(const struct dvm_plan *p, struct dvm_text *t) {
     }
 }
 #undef PUT
+
+/* ---- words -------------------------------------------------------------------------------------- */
+
+struct spot {
+    int line, col;
+};
+
+struct reader {
+    const char *file;
+    const char *word, *end, *line_start; /* word: letters, digits and _; a "string"; or one other
+                                            character; n 0: end */
+    size_t n;
+    int line;
+    const struct dvm_mem *mem;
+    size_t workspace;
+    int64_t unfused, minimum;
+    DVM_VEC(struct dvm_plan_out) out;
+    DVM_VEC(struct dvm_pparam) param;
+    DVM_VEC(struct dvm_kplan) kernel;
+    DVM_VEC(struct dvm_phase) phase; /* of all kernels, one after the other; */
+    DVM_VEC(struct dvm_bind) bind;   /* and so on */
+    DVM_VEC(uint16_t) index;
+    DVM_VEC(struct spot) kernel_at; /* where each stands in the text */
+    DVM_VEC(struct spot) phase_at;
+    DVM_VEC(struct spot) bind_at;
+    DVM_VEC(char) why; /* a text for each kernel, closed by a zero */
+    DVM_VEC(struct dvm_strip *) strip;
+};
+
+static bool word_char(char c) {
+    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_';
+}
+
+static void skip_blanks(struct reader *r) {
+    for (; r->word < r->end; r->word++) {
+        char c = *r->word;
+        if (c == ';')
+            while (r->word + 1 < r->end && r->word[1] != '\n') r->word++;
+        else if (c != ' ' && c != '\t' && c != '\r' && c != '\n')
+            return;
+        if (c == '\n') {
+            r->line++;
+            r->line_start = r->word + 1;
+        }
+    }
+}
+
+static void next(struct reader *r) {
+    r->word += r->n;
+    skip_blanks(r);
+    r->n = r->word < r->end;
+    if (!r->n) return;
+    const char *p = r->word + 1;
+    if (word_char(*r->word))
+        while (p < r->end && word_char(*p)) p++;
+    if (*r->word == '"') {
+        while (p < r->end && *p != '"' && *p != '\n') p++;
+        if (p < r->end && *p == '"') p++;
+    }
+    r->n = (size_t)(p - r->word);
+}
+
+static bool is(const struct reader *r, const char *text) {
+    return strlen(text) == r->n && memcmp(r->word, text, r->n) == 0;
+}
+
+static struct spot here(const struct reader *r) {
+    return (struct spot){r->line, (int)(r->word - r->line_start) + 1};
+}
+
+static dvm_status expected(const struct reader *r, const char *what) {
+    struct spot at = here(r);
+    DVM_FAIL(PARSE, "%s:%d:%d: expected %s before \"%.*s\"", r->file, at.line, at.col, what,
+             (int)DVM_MIN(r->n, 32), r->word);
+}
+
+static bool take(struct reader *r, const char *text) {
+    if (!is(r, text)) return false;
+    next(r);
+    return true;
+}
+
+static dvm_status want(struct reader *r, const char *text) {
+    return take(r, text) ? DVM_OK : expected(r, text);
+}
+
+/* Decimal or 0x hexadecimal digits from position `from` of the word. */
+static bool digits(const struct reader *r, size_t from, uint64_t max, uint64_t *v) {
+    uint64_t base = 10, x = 0;
+    size_t i = from;
+    if (r->n > i + 2 && r->word[i] == '0' && r->word[i + 1] == 'x') base = 16, i += 2;
+    if (i >= r->n) return false;
+    for (; i < r->n; i++) {
+        char c = r->word[i];
+        uint64_t d = c >= '0' && c <= '9'   ? (uint64_t)(c - '0')
+                     : c >= 'a' && c <= 'f' ? (uint64_t)(c - 'a' + 10)
+                                            : 99;
+        if (d >= base || x > (UINT64_MAX - d) / base) return false;
+        x = x * base + d;
+    }
+    *v = x;
+    return x <= max;
+}
+
+static dvm_status natural(struct reader *r, uint64_t max, uint64_t *v) {
+    if (!digits(r, 0, max, v)) return expected(r, "a number in range");
+    next(r);
+    return DVM_OK;
+}
+
+static dvm_status integer(struct reader *r, int64_t *v) {
+    uint64_t x, minus = take(r, "-");
+    DVM_TRY(natural(r, (uint64_t)INT64_MAX + minus, &x));
+    *v = (int64_t)(minus ? -x : x);
+    return DVM_OK;
+}
+
+/* NAME and a number that is >= 0. */
+static dvm_status field(struct reader *r, const char *name, int64_t *v) {
+    uint64_t x;
+    DVM_TRY(want(r, name));
+    DVM_TRY(natural(r, INT64_MAX, &x));
+    *v = (int64_t)x;
+    return DVM_OK;
+}
+
+static dvm_status one_of(struct reader *r, const char *const *names, int n, const char *what,
+                         uint8_t *v) {
+    for (int i = 0; i < n; i++)
+        if (take(r, names[i])) {
+            *v = (uint8_t)i;
+            return DVM_OK;
+        }
+    return expected(r, what);
+}
+
+static dvm_status read_dtype(struct reader *r, int *v) {
+    for (int t = 0; t < DVM_NDTYPE; t++)
+        if (take(r, dvm_dtype_name((dvm_dtype)t))) {
+            *v = t;
+            return DVM_OK;
+        }
+    return expected(r, "a dtype");
+}
+
+/* "[1, 2]", at most max numbers. */
+static dvm_status read_list(struct reader *r, int64_t *v, int max, int *n) {
+    *n = 0;
+    DVM_TRY(want(r, "["));
+    if (take(r, "]")) return DVM_OK;
+    do {
+        if (*n == max) return expected(r, "]");
+        DVM_TRY(integer(r, &v[(*n)++]));
+    } while (take(r, ","));
+    return want(r, "]");
+}
+
+/* Items are numbered by their place: "NAMEn:", the word not taken yet. */
+static bool at_item(const struct reader *r, const char *name) {
+    size_t n = strlen(name);
+    return r->n > n && memcmp(r->word, name, n) == 0 && r->word[n] >= '0' && r->word[n] <= '9';
+}
+
+static dvm_status item(struct reader *r, const char *name, uint32_t place) {
+    uint64_t v;
+    struct spot at = here(r);
+    if (!digits(r, strlen(name), UINT32_MAX, &v) || v != place)
+        DVM_FAIL(PARSE, "%s:%d:%d: \"%.*s\" where %s%u is next", r->file, at.line, at.col,
+                 (int)DVM_MIN(r->n, 32), r->word, name, place);
+    next(r);
+    return want(r, ":");
+}
+
+/* ---- reading ------------------------------------------------------------------------------------ */
+
+#define APPEND(r, v, x)                             \
+    do {                                            \
+        DVM_TRY(DVM_VEC_RESERVE((r)->mem, (v), 1)); \
+        (v).p[(v).n++] = (x);                       \
+    } while (0)
+
+static dvm_status read_head(struct reader *r) {
+    int64_t workspace;
+    DVM_TRY(want(r, "plan"));
+    DVM_TRY(field(r, "workspace", &workspace));
+    DVM_TRY(field(r, "unfused", &r->unfused));
+    r->workspace = (size_t)workspace;
+    return field(r, "minimum", &r->minimum);
+}
+
+static dvm_status read_out(struct reader *r) {
+    struct dvm_plan_out o = {0};
+    int rank, dtype;
+    DVM_TRY(item(r, "out", r->out.n));
+    DVM_TRY(read_dtype(r, &dtype));
+    DVM_TRY(read_list(r, o.d, DVM_MAX_RANK, &rank));
+    o.rank = rank;
+    o.dtype = dtype;
+    DVM_TRY(want(r, "strides"));
+    DVM_TRY(read_list(r, o.stride, o.rank, &rank));
+    if (rank != o.rank) return expected(r, "a stride for each axis");
+    APPEND(r, r->out, o);
+    return DVM_OK;
+}
+
+static dvm_status read_param(struct reader *r) {
+    struct dvm_pparam q = {.input = -1};
+    uint64_t v;
+    int dtype;
+    DVM_TRY(item(r, "p", r->param.n));
+    DVM_TRY(read_dtype(r, &dtype));
+    q.dtype = (uint8_t)dtype;
+    q.vt = (uint8_t)dvm_vt_of(dtype);
+    if (take(r, "input")) {
+        DVM_TRY(natural(r, DVM_MAX_ARGS - 1, &v));
+        q.input = (int16_t)v;
+    } else {
+        DVM_TRY(want(r, "bits"));
+        DVM_TRY(natural(r, UINT64_MAX, &q.bits));
+    }
+    APPEND(r, r->param, q);
+    return DVM_OK;
+}
+
+static dvm_status read_axes(struct reader *r, struct dvm_kplan *k) {
+    static const char *const words[] = {"kept", "reduced", "strip"};
+    uint8_t what = 0, before = 0;
+    DVM_TRY(want(r, "axes"));
+    do {
+        if (k->naxes == DVM_MAX_AXES) return expected(r, "block");
+        DVM_TRY(one_of(r, words, DVM_COUNT(words), "kept, reduced or strip", &what));
+        if (what < before || before == 2) return expected(r, "kept, reduced, strip in this order");
+        uint64_t n;
+        DVM_TRY(natural(r, INT64_MAX, &n));
+        k->size[k->naxes++] = (int64_t)n;
+        k->nm += what == 1;
+        before = what;
+    } while (take(r, ","));
+    return what == 2 ? DVM_OK : expected(r, "a strip axis");
+}
+
+static dvm_status read_why(struct reader *r) {
+    if (take(r, "why")) {
+        if (r->n < 2 || *r->word != '"' || r->word[r->n - 1] != '"' || memchr(r->word, 0, r->n))
+            return expected(r, "a string");
+        DVM_TRY(DVM_VEC_RESERVE(r->mem, r->why, (uint32_t)r->n));
+        memcpy(r->why.p + r->why.n, r->word + 1, r->n - 2);
+        r->why.n += (uint32_t)r->n - 2;
+        next(r);
+    }
+    APPEND(r, r->why, 0);
+    return DVM_OK;
+}
+
+static dvm_status read_bind(struct reader *r, const struct dvm_kplan *k, uint32_t place) {
+    struct dvm_bind b = {0};
+    uint64_t v, minus;
+    int n;
+    APPEND(r, r->bind_at, here(r));
+    DVM_TRY(item(r, "o", place));
+    DVM_TRY(one_of(r, sources, DVM_COUNT(sources), "input, output, ws, scratch or iota", &b.src));
+    if (is_numbered(b.src)) {
+        DVM_TRY(natural(r, UINT16_MAX, &v));
+        b.index = (uint16_t)v;
+    }
+    minus = is(r, "-");
+    if (minus || is(r, "+")) {
+        next(r);
+        DVM_TRY(natural(r, (uint64_t)INT64_MAX + minus, &v));
+        b.offset = (int64_t)(minus ? -v : v);
+    }
+    DVM_TRY(read_list(r, b.stride, k->naxes, &n));
+    if (n != k->naxes) return expected(r, "a step for each axis");
+    if (take(r, "pick")) {
+        DVM_TRY(integer(r, &b.gs));
+        DVM_TRY(field(r, "x", &b.gn));
+    }
+    APPEND(r, r->bind, b);
+    return DVM_OK;
+}
+
+static dvm_status read_phase(struct reader *r, struct dvm_kplan *k) {
+    struct dvm_phase f = {0};
+    uint64_t v;
+    APPEND(r, r->phase_at, here(r));
+    DVM_TRY(want(r, "phase"));
+    DVM_TRY(one_of(r, phases, DVM_COUNT(phases), "full or vec", &f.kind));
+    DVM_TRY(want(r, "strip"));
+    DVM_TRY(natural(r, UINT32_MAX, &v));
+    f.strip = (uint32_t)v;
+    if (take(r, params)) do {
+            if (f.nparam == UINT16_MAX) return expected(r, "an operand");
+            DVM_TRY(natural(r, UINT16_MAX, &v));
+            APPEND(r, r->index, (uint16_t)v);
+            f.nparam++;
+        } while (take(r, ","));
+    for (; at_item(r, "o"); f.nbind++) {
+        if (f.nbind == DVM_STRIP_MAX_OPND) return expected(r, "a phase");
+        DVM_TRY(read_bind(r, k, f.nbind));
+    }
+    if (k->nphase == UINT16_MAX) return expected(r, "a kernel");
+    k->nphase++;
+    APPEND(r, r->phase, f);
+    return DVM_OK;
+}
+
+static dvm_status read_kernel(struct reader *r) {
+    struct dvm_kplan k = {0};
+    int64_t scratch;
+    uint64_t v;
+    APPEND(r, r->kernel_at, here(r));
+    next(r);
+    if (!digits(r, 0, UINT32_MAX, &v) || v != r->kernel.n) return expected(r, "its number");
+    next(r);
+    DVM_TRY(one_of(r, kinds, DVM_COUNT(kinds), "map, row or col", &k.kind));
+    DVM_TRY(read_axes(r, &k));
+    DVM_TRY(field(r, "block", &k.block));
+    DVM_TRY(field(r, "scratch", &scratch));
+    DVM_TRY(field(r, "bytes", &k.bytes));
+    k.scratch = (size_t)scratch;
+    k.whole_rows = take(r, whole_rows);
+    DVM_TRY(read_why(r));
+    while (is(r, "phase")) DVM_TRY(read_phase(r, &k));
+    APPEND(r, r->kernel, k);
+    return DVM_OK;
+}
+
+/* Strips follow to the end of the text, each up to the next word "strip". Their reader counts lines
+ * from the start of what it is given: that is a copy in which everything before the strip is
+ * blank. */
+static dvm_status read_strips(struct reader *r, char *text, const char *from) {
+    while (is(r, "strip")) {
+        struct dvm_strip *s = NULL;
+        size_t start = (size_t)(r->word - from);
+        struct spot at = here(r);
+        do next(r);
+        while (r->n && !is(r, "strip"));
+        dvm_status st = dvm_strip_read(r->mem, r->file, text, (size_t)(r->word - from), &s);
+        if (st == DVM_ERR_FORMAT || st == DVM_ERR_LIMIT)
+            dvm_err_prefix("%s:%d:%d: ", r->file, at.line, at.col);
+        DVM_TRY(st);
+        for (size_t i = start; i < (size_t)(r->word - from); i++)
+            if (text[i] != '\n') text[i] = ' ';
+        st = DVM_VEC_RESERVE(r->mem, r->strip, 1);
+        if (st == DVM_OK)
+            r->strip.p[r->strip.n++] = s;
+        else
+            dvm_strip_free(r->mem, &s);
+        DVM_TRY(st);
+    }
+    return r->n ? expected(r, "strip") : DVM_OK;
+}
+
+static dvm_status read_plan(struct reader *r, const char *text, size_t n) {
+    next(r);
+    DVM_TRY(read_head(r));
+    while (at_item(r, "out")) DVM_TRY(read_out(r));
+    while (at_item(r, "p")) DVM_TRY(read_param(r));
+    while (is(r, "kernel")) DVM_TRY(read_kernel(r));
+    if (!r->n) return DVM_OK;
+    char *copy = dvm_mem_new(r->mem, n);
+    if (!copy) return DVM_ERR_NOMEM;
+    memcpy(copy, text, n);
+    for (const char *p = text; p < r->word; p++)
+        if (*p != '\n') copy[p - text] = ' ';
+    dvm_status st = read_strips(r, copy, text);
+    dvm_mem_free(r->mem, copy, n);
+    return st;
+}
+
+/* ---- the block ---------------------------------------------------------------------------------- */
+
+struct block {
+    char *base; /* NULL: only measures */
+    size_t at;
+};
+
+static void *carve(struct block *b, const void *from, size_t size) {
+    char *p = b->base ? b->base + b->at : NULL;
+    b->at += (size + 15) & ~(size_t)15;
+    if (p && from && size) memcpy(p, from, size);
+    return p;
+}
+#define CARVE(b, v) carve((b), (v).p, (v).n * sizeof *(v).p)
+
+static void carve_strip(struct block *b, const struct dvm_strip *s, struct dvm_strip *to) {
+    const void *opnd = carve(b, s->opnd, s->nopnd * sizeof *s->opnd);
+    const void *lit = carve(b, s->lit, s->nlit * sizeof *s->lit);
+    const void *ins = carve(b, s->ins, s->nins * sizeof *s->ins);
+    if (!to) return;
+    *to = *s;
+    to->opnd = opnd;
+    to->lit = lit;
+    to->ins = ins;
+}
+
+/* Lists of kernels, phases and operands were read one after the other: each gets its part. */
+static void link_parts(struct dvm_plan *p, struct dvm_kplan *kernel, struct dvm_phase *phase,
+                       const struct dvm_bind *bind, const uint16_t *index, const char *why) {
+    for (uint32_t i = 0; i < p->nkernel; i++) {
+        struct dvm_kplan *k = &kernel[i];
+        k->why = *why ? why : NULL;
+        why += strlen(why) + 1;
+        k->phase = phase;
+        for (int f = 0; f < k->nphase; f++, phase++) {
+            phase->bind = bind;
+            phase->param = index;
+            bind += phase->nbind;
+            index += phase->nparam;
+            if (phase->strip >= p->nstrip) continue; /* refused by the verifier */
+            phase->pass = p->strip[phase->strip].mode;
+            p->ninstructions += p->strip[phase->strip].nins;
+        }
+        int64_t moved;
+        p->bytes_moved = dvm_add_ok(p->bytes_moved, k->bytes, &moved) ? moved : INT64_MAX;
+    }
+}
+
+static struct dvm_plan *lay(const struct reader *r, struct block *b) {
+    struct dvm_plan *p = carve(b, NULL, sizeof *p);
+    void *kernel = CARVE(b, r->kernel), *phase = CARVE(b, r->phase), *bind = CARVE(b, r->bind);
+    void *index = CARVE(b, r->index), *why = CARVE(b, r->why);
+    void *out = CARVE(b, r->out), *param = CARVE(b, r->param);
+    struct dvm_strip *strip = carve(b, NULL, r->strip.n * sizeof *strip);
+    void *code = carve(b, NULL, r->strip.n * sizeof *p->code);
+    for (uint32_t i = 0; i < r->strip.n; i++)
+        carve_strip(b, r->strip.p[i], strip ? &strip[i] : NULL);
+    if (!p) return NULL;
+    *p = (struct dvm_plan){
+        .nkernel = r->kernel.n,
+        .nstrip = r->strip.n,
+        .nparam = r->param.n,
+        .nout = r->out.n,
+        .kernel = kernel,
+        .strip = strip,
+        .code = code,
+        .param = param,
+        .out = out,
+        .workspace = r->workspace,
+        .bytes_unfused = r->unfused,
+        .bytes_minimum = r->minimum,
+        .mem = *r->mem,
+    };
+    link_parts(p, kernel, phase, bind, index, why);
+    return p;
+}
+
+/* Position in the text of what the verifier found. */
+static struct spot spot_of(const struct reader *r, const struct dvm_plan_spot *w) {
+    uint32_t phase = 0, bind = 0;
+    if (w->kernel < 0) return (struct spot){1, 1};
+    if (w->phase < 0) return r->kernel_at.p[w->kernel];
+    for (int64_t k = 0; k < w->kernel; k++) phase += r->kernel.p[k].nphase;
+    phase += (uint32_t)w->phase;
+    if (w->opnd < 0) return r->phase_at.p[phase];
+    for (uint32_t f = 0; f < phase; f++) bind += r->phase.p[f].nbind;
+    return r->bind_at.p[bind + (uint32_t)w->opnd];
+}
+
+static dvm_status finish(const struct reader *r, struct dvm_plan **out) {
+    struct block b = {0};
+    lay(r, &b);
+    size_t total = b.at;
+    b = (struct block){.base = dvm_mem_new(r->mem, total)};
+    if (!b.base) return DVM_ERR_NOMEM;
+    struct dvm_plan *p = lay(r, &b);
+    p->total = total;
+    struct dvm_plan_spot where;
+    dvm_status st = dvm_plan_verify(p, &where);
+    if (st != DVM_OK) {
+        struct spot at = spot_of(r, &where);
+        dvm_err_prefix("%s:%d:%d: ", r->file, at.line, at.col);
+        dvm_plan_destroy(&p);
+    }
+    *out = p;
+    return st;
+}
+
+dvm_status dvm_plan_read(const struct dvm_mem *m, const char *file, const char *text, size_t n,
+                         struct dvm_plan **out) {
+    struct reader r = {
+        .file = file, .word = text, .end = text + n, .line_start = text, .line = 1, .mem = m};
+    *out = NULL;
+    dvm_status st = read_plan(&r, text, n);
+    if (st == DVM_OK) st = finish(&r, out);
+    while (r.strip.n) dvm_strip_free(m, &r.strip.p[--r.strip.n]);
+    DVM_VEC_FREE(m, r.out);
+    DVM_VEC_FREE(m, r.param);
+    DVM_VEC_FREE(m, r.kernel);
+    DVM_VEC_FREE(m, r.phase);
+    DVM_VEC_FREE(m, r.bind);
+    DVM_VEC_FREE(m, r.index);
+    DVM_VEC_FREE(m, r.kernel_at);
+    DVM_VEC_FREE(m, r.phase_at);
+    DVM_VEC_FREE(m, r.bind_at);
+    DVM_VEC_FREE(m, r.why);
+    DVM_VEC_FREE(m, r.strip);
+    return st;
+}

@@ -1,4 +1,4 @@
-/* Plans as text. Blanks separate, `;` starts a comment:
+/* Plans as text, and back. Blanks separate, `;` starts a comment:
  *
  *   plan workspace 0 unfused 917504 minimum 262144
  *     out0: f32[64, 512] strides [512, 1]
@@ -30,4 +30,17 @@ void dvm_plan_write_axes(const struct dvm_kplan *k, struct dvm_text *out);
 void dvm_plan_write_bind(const struct dvm_bind *b, int naxes, struct dvm_text *out);
 /* "load f32 contig", as strip_text.c has it. */
 void dvm_plan_write_role(const struct dvm_opnd *o, struct dvm_text *out);
+
+/* Reads one plan and verifies it. file is a name for messages, which say file:line:column. Printing what was read
+ * gives the same text again. Freed by dvm_plan_destroy. */
+dvm_status dvm_plan_read(const struct dvm_mem *m, const char *file, const char *text, size_t n,
+                         struct dvm_plan **out);
+
+/* plan_verify.c: every index in range, roles and places of operands agree, and no operand leaves the workspace, the
+ * scratch of its block or its output. Where inputs end is not known to a plan. where: NULL, or the place of what is
+ * wrong, -1 beyond its depth. */
+struct dvm_plan_spot {
+    int64_t kernel, phase, opnd;
+};
+dvm_status dvm_plan_verify(const struct dvm_plan *p, struct dvm_plan_spot *where);
 #endif

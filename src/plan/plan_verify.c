@@ -1,0 +1,248 @@
+/* The verifier of plans: what the loop driver and the strips of a plan rely on. Needs strips that have
+ * passed their own verifier; guarantees that every index is in range, that operands have the place
+ * and the step that their role and kind in the strip promise, and that no operand leaves the
+ * workspace, the scratch of its block or its output. Where inputs end is not known to a plan. */
+#include <stdarg.h>
+#include <stdio.h>
+
+#include "base/err.h"
+#include "plan/plan_text.h"
+
+struct check {
+    const struct dvm_plan *p;
+    struct dvm_plan_spot at; /* being checked */
+    const struct dvm_kplan *k;
+    const struct dvm_phase *f;
+};
+
+static dvm_status bad(const struct check *c, const char *fmt, ...) DVM_PRINTF(2, 3);
+static dvm_status bad(const struct check *c, const char *fmt, ...) {
+    char text[160], phase[40] = "", opnd[40] = "";
+    va_list ap;
+    va_start(ap, fmt);
+    vsnprintf(text, sizeof text, fmt, ap);
+    va_end(ap);
+    if (c->at.phase >= 0) snprintf(phase, sizeof phase, ", phase %d", (int)c->at.phase);
+    if (c->at.opnd >= 0) snprintf(opnd, sizeof opnd, ", operand o%d", (int)c->at.opnd);
+    return dvm_err_set(DVM_ERR_FORMAT, "plan kernel %u%s%s: %s", (unsigned)c->at.kernel, phase,
+                       opnd, text);
+}
+
+/* ---- axes --------------------------------------------------------------------------------------- */
+
+static int block_axis(const struct dvm_kplan *k) {
+    return k->kind == DVM_MODE_COL ? k->naxes - 1 : k->naxes - 2;
+}
+
+static dvm_status check_axes(const struct check *c) {
+    const struct dvm_kplan *k = c->k;
+    int64_t n = 1;
+    if (k->kind > DVM_MODE_COL) return bad(c, "kind %u is none", k->kind);
+    int least = k->kind == DVM_MODE_COL ? k->nm + 1 : 2;
+    if (k->naxes < least || k->naxes > DVM_MAX_AXES)
+        return bad(c, "%u axes; %d to %d are possible", k->naxes, least, DVM_MAX_AXES);
+    if ((k->kind == DVM_MODE_COL) != (k->nm > 0))
+        return bad(c, "reduced axes stand before the strip in col kernels, and there only");
+    for (int a = 0; a < k->naxes; a++) {
+        if (k->size[a] < 0) return bad(c, "axis %d has size %lld", a, (long long)k->size[a]);
+        if (!dvm_mul_ok(n, DVM_MAX(k->size[a], 1), &n) || n > INT64_MAX / 64)
+            return bad(c, "more than 2^57 elements");
+    }
+    int64_t len = DVM_MAX(k->size[block_axis(k)], 1);
+    if (k->block < 1 || k->block > len)
+        return bad(c, "a block of %lld; the axis has %lld", (long long)k->block, (long long)len);
+    return DVM_OK;
+}
+
+/* ---- operands ----------------------------------------------------------------------------------- */
+
+/* Axes that move an operand of this phase: `count` of axis a; 1: it stands still. */
+static int64_t count_of(const struct check *c, const struct dvm_bind *b, int role, int a) {
+    const struct dvm_kplan *k = c->k;
+    int block = block_axis(k);
+    bool cut =
+        k->kind == DVM_MODE_COL ? a >= k->naxes - 1 - k->nm && a != block : a == k->naxes - 1;
+    if (cut && (c->f->kind == DVM_PHASE_VEC || role == DVM_ROLE_FOLD)) return 1;
+    if (b->src != DVM_SRC_SCRATCH) return k->size[a];
+    if (a == block) return DVM_MIN(k->size[a], k->block);
+    return a == k->naxes - 1 ? k->size[a] : 1;
+}
+
+/* Bytes [lo, hi) that an operand touches, from where it is bound; false: beyond all numbers. */
+static bool reach(const struct check *c, const struct dvm_bind *b, const struct dvm_opnd *d,
+                  int64_t *lo, int64_t *hi) {
+    int64_t step;
+    *lo = *hi = b->offset;
+    for (int a = 0; a < c->k->naxes; a++) {
+        int64_t n = count_of(c, b, d->role, a);
+        if (n == 0) {
+            *hi = *lo;
+            return true;
+        }
+        if (!dvm_mul_ok(b->stride[a], n - 1, &step)) return false;
+        if (!dvm_add_ok(step < 0 ? *lo : *hi, step, step < 0 ? lo : hi)) return false;
+    }
+    if (d->role == DVM_ROLE_PICK) {
+        if (b->gn == 0) return true;
+        if (!dvm_mul_ok(b->gs, b->gn - 1, &step)) return false;
+        if (!dvm_add_ok(step < 0 ? *lo : *hi, step, step < 0 ? lo : hi)) return false;
+    }
+    return dvm_add_ok(*hi, (int64_t)dvm_dtype_size((dvm_dtype)d->dtype), hi);
+}
+
+static bool span_of_output(const struct dvm_plan_out *o, int64_t *lo, int64_t *hi) {
+    int64_t es = (int64_t)dvm_dtype_size((dvm_dtype)o->dtype), step;
+    *lo = *hi = 0;
+    for (int j = 0; j < o->rank; j++)
+        if (o->d[j] == 0) return true;
+    for (int j = 0; j < o->rank; j++) {
+        if (!dvm_mul_ok(o->stride[j], (o->d[j] - 1), &step) || !dvm_mul_ok(step, es, &step))
+            return false;
+        if (!dvm_add_ok(step < 0 ? *lo : *hi, step, step < 0 ? lo : hi)) return false;
+    }
+    return dvm_add_ok(*hi, es, hi);
+}
+
+static dvm_status check_inside(const struct check *c, const struct dvm_bind *b,
+                               const struct dvm_opnd *d) {
+    int64_t lo, hi, from = 0, to;
+    if (b->src == DVM_SRC_INPUT || b->src == DVM_SRC_NONE) return DVM_OK;
+    to = (int64_t)(b->src == DVM_SRC_WS ? c->p->workspace : c->k->scratch);
+    if (!reach(c, b, d, &lo, &hi)) return bad(c, "its end is beyond 2^63");
+    if (b->src == DVM_SRC_OUTPUT && !span_of_output(&c->p->out[b->index], &from, &to))
+        return bad(c, "output %u ends beyond 2^63", b->index);
+    if (lo < hi && (lo < from || hi > to))
+        return bad(c, "touches bytes %lld to %lld of %lld to %lld", (long long)lo, (long long)hi,
+                   (long long)from, (long long)to);
+    return DVM_OK;
+}
+
+/* A row or a column of partial results lies in scratch as the driver expects it. */
+static dvm_status check_place(const struct check *c, const struct dvm_bind *b,
+                              const struct dvm_opnd *d) {
+    bool iota = d->role == DVM_ROLE_IOTA, out = d->role == DVM_ROLE_STORE;
+    if (b->src > DVM_SRC_NONE) return bad(c, "place %u is none", b->src);
+    if (iota != (b->src == DVM_SRC_NONE)) return bad(c, "only an iota has no memory");
+    if (d->role == DVM_ROLE_FOLD && b->src != DVM_SRC_SCRATCH)
+        return bad(c, "results of a fold go to scratch");
+    if (out && b->src == DVM_SRC_INPUT) return bad(c, "an input is written");
+    if (b->src == DVM_SRC_INPUT && b->index >= DVM_MAX_ARGS) return bad(c, "input %u", b->index);
+    if (b->src == DVM_SRC_OUTPUT) {
+        if (b->index >= c->p->nout) return bad(c, "output %u of %u", b->index, c->p->nout);
+        if (d->dtype != c->p->out[b->index].dtype)
+            return bad(c, "%s in an output of %s", dvm_dtype_name((dvm_dtype)d->dtype),
+                       dvm_dtype_name((dvm_dtype)c->p->out[b->index].dtype));
+    }
+    if (b->src == DVM_SRC_SCRATCH)
+        for (int a = 0; a < c->k->naxes - 1; a++)
+            if (b->stride[a] && a != block_axis(c->k))
+                return bad(c, "scratch moves along axis %d, outside the block", a);
+    int64_t es = (int64_t)dvm_dtype_size((dvm_dtype)d->dtype), odd = b->offset % es | b->gs % es;
+    for (int a = 0; a < c->k->naxes; a++) odd |= b->stride[a] % es;
+    if (odd && !iota) return bad(c, "not aligned to elements of %lld bytes", (long long)es);
+    if (b->gn < 0 || (d->role != DVM_ROLE_PICK && (b->gn || b->gs)))
+        return bad(c, "a pick of %lld elements", (long long)b->gn);
+    return DVM_OK;
+}
+
+/* What its kind promises of the step along the strip, and of every other step. */
+static dvm_status check_kind(const struct check *c, const struct dvm_bind *b,
+                             const struct dvm_opnd *d) {
+    bool vec = c->f->kind == DVM_PHASE_VEC;
+    int64_t es = (int64_t)dvm_dtype_size((dvm_dtype)d->dtype);
+    if (d->role == DVM_ROLE_FOLD) {
+        int kind = c->f->pass == DVM_MODE_COL ? DVM_OPND_CONTIG : DVM_OPND_ROW;
+        if (d->kind != kind || b->stride[block_axis(c->k)] != es)
+            return bad(c, "results of a fold lie one behind the other");
+        return DVM_OK;
+    }
+    int64_t cs = b->stride[vec ? block_axis(c->k) : c->k->naxes - 1];
+    if (d->kind == DVM_OPND_CONTIG && (cs != es || d->role == DVM_ROLE_IOTA))
+        return bad(c, "contiguous, but steps %lld bytes", (long long)cs);
+    if (d->kind == DVM_OPND_ROW && cs) return bad(c, "one a row, but steps along the strip");
+    for (int a = 0; d->kind == DVM_OPND_UNIF && a < c->k->naxes; a++)
+        if (b->stride[a] && c->k->size[a] > 1)
+            return bad(c, "one element, but steps along axis %d", a);
+    return DVM_OK;
+}
+
+/* ---- phases ------------------------------------------------------------------------------------- */
+
+static dvm_status check_params(const struct check *c, const struct dvm_strip *s) {
+    const struct dvm_plan *p = c->p;
+    if (c->f->nparam != s->nparam)
+        return bad(c, "%u parameters for a strip of %u", c->f->nparam, s->nparam);
+    for (int i = 0; i < c->f->nparam; i++)
+        if (c->f->param[i] >= p->nparam)
+            return bad(c, "parameter %u of %u", c->f->param[i], p->nparam);
+    for (int i = 0; i < s->nins; i++) {
+        const struct dvm_ins *ins = &s->ins[i];
+        if (ins->op != DVM_BC_PARAM) continue;
+        if (p->param[c->f->param[ins->a]].vt != ins->type)
+            return bad(c, "parameter p%u is of another type in the strip", ins->a);
+    }
+    return DVM_OK;
+}
+
+static dvm_status check_phase(struct check *c) {
+    const struct dvm_phase *f = c->f;
+    if (f->kind > DVM_PHASE_VEC) return bad(c, "phase kind %u is none", f->kind);
+    if (f->strip >= c->p->nstrip) return bad(c, "strip %u of %u", f->strip, c->p->nstrip);
+    const struct dvm_strip *s = &c->p->strip[f->strip];
+    bool vec = f->kind == DVM_PHASE_VEC;
+    if (f->pass != s->mode || (f->pass != DVM_MODE_MAP && (vec || f->pass != c->k->kind)))
+        return bad(c, "a strip of another kind than the kernel");
+    if (vec && c->k->kind == DVM_MODE_MAP) return bad(c, "a map kernel has no vectors");
+    if ((s->flags & DVM_STRIP_WHOLE_ROWS) && (vec || !c->k->whole_rows))
+        return bad(c, "the strip wants whole rows");
+    if (f->nbind != s->nopnd) return bad(c, "%u operands for a strip of %u", f->nbind, s->nopnd);
+    DVM_TRY(check_params(c, s));
+    for (int o = 0; o < f->nbind; o++) {
+        c->at.opnd = o;
+        DVM_TRY(check_place(c, &f->bind[o], &s->opnd[o]));
+        DVM_TRY(check_kind(c, &f->bind[o], &s->opnd[o]));
+        DVM_TRY(check_inside(c, &f->bind[o], &s->opnd[o]));
+    }
+    return DVM_OK;
+}
+
+static dvm_status check_tables(const struct dvm_plan *p) {
+    if (p->workspace > INT64_MAX / 2) DVM_FAIL(FORMAT, "plan workspace of %zu bytes", p->workspace);
+    for (uint32_t i = 0; i < p->nout; i++) {
+        const struct dvm_plan_out *o = &p->out[i];
+        if (o->rank < 0 || o->rank > DVM_MAX_RANK || (unsigned)o->dtype >= DVM_NDTYPE)
+            DVM_FAIL(FORMAT, "plan output %u: rank %d, dtype %d", i, o->rank, o->dtype);
+        for (int j = 0; j < o->rank; j++)
+            if (o->d[j] < 0) DVM_FAIL(FORMAT, "plan output %u: size %lld", i, (long long)o->d[j]);
+    }
+    for (uint32_t i = 0; i < p->nparam; i++) {
+        const struct dvm_pparam *q = &p->param[i];
+        if (q->dtype >= DVM_NDTYPE || q->vt != dvm_vt_of(q->dtype) || q->input >= DVM_MAX_ARGS)
+            DVM_FAIL(FORMAT, "plan parameter %u: dtype %u, type %u", i, q->dtype, q->vt);
+    }
+    return DVM_OK;
+}
+
+static dvm_status check_kernel(struct check *c) {
+    DVM_TRY(check_axes(c));
+    if (c->k->scratch > INT64_MAX / 2) return bad(c, "scratch of %zu bytes", c->k->scratch);
+    for (int f = 0; f < c->k->nphase; f++) {
+        c->f = &c->k->phase[f];
+        c->at.phase = f;
+        c->at.opnd = -1;
+        DVM_TRY(check_phase(c));
+    }
+    return DVM_OK;
+}
+
+dvm_status dvm_plan_verify(const struct dvm_plan *p, struct dvm_plan_spot *where) {
+    struct check c = {.p = p, .at = {-1, -1, -1}};
+    dvm_status st = check_tables(p);
+    for (uint32_t i = 0; st == DVM_OK && i < p->nkernel; i++) {
+        c.k = &p->kernel[i];
+        c.at = (struct dvm_plan_spot){i, -1, -1};
+        st = check_kernel(&c);
+    }
+    if (where) *where = c.at;
+    return st;
+}
