@@ -313,12 +313,12 @@ def test_integer_powers_are_multiplications(rng, n, count):
     assert k.das().count("Mul.fp32") == count
 
 
-@pytest.mark.parametrize("n", [0, 1, 2, 5.0, -7.0, 0.0, 0.5, -0.5, 2.25, 1000])
+@pytest.mark.parametrize("n", [0, 1, 2, 5.0, -7.0, 0.0, 0.5, -0.5, 2.25, 200])
 def test_power_of_number(rng, n):
     x = (rng.random(64) * 0.5 + 0.75).astype(F32)
     same(run(lambda k, a: k.pow(a, n), x), (x.astype(np.float64) ** n).astype(F32), 1e-5)
     h = x.astype(F16)
-    if n != 1000:
+    if n != 200:
         same(run(lambda k, a: k.pow(a, n), h), (h.astype(F32) ** n).astype(F16), 2e-3)
     same(run(lambda k, a: k.pow(1.5, a), x), (1.5 ** x.astype(np.float64)).astype(F32), 1e-6)
 

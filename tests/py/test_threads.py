@@ -147,7 +147,7 @@ sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 
 
 def test_torchs_threads(monkeypatch):
-    """On torch's OpenMP runtime: same bits for every number of threads, and a child of fork works."""
+    """On torch's OpenMP runtime: same bits, and a child of fork works."""
     pytest.importorskip("torch")
     monkeypatch.delenv("DVM_OPENMP", raising=False)
     done = subprocess.run(
