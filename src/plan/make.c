@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "plan/plan_int.h"
+#include "plan/plan_text.h"
 
 static dvm_status check_kind(const struct planner *p, uint32_t kernels) {
     const struct dvm_graph *g = p->g;
@@ -23,6 +24,11 @@ dvm_status dvm_plan_make(const struct dvm_plan_in *in, struct dvm_arena *a,
     DVM_TRY(dvm_plan_groups(&p));
     DVM_TRY(dvm_plan_layout(&p, mem, out));
     dvm_status st = check_kind(&p, (*out)->nkernel);
+#ifdef DVM_DEBUG
+    for (uint32_t i = 0; st == DVM_OK && i < (*out)->nstrip; i++)
+        st = dvm_strip_verify(&(*out)->strip[i]);
+    if (st == DVM_OK) st = dvm_plan_verify(*out, NULL);
+#endif
     if (st != DVM_OK) dvm_plan_destroy(out);
     return st;
 }
