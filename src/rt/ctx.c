@@ -21,13 +21,12 @@ static dvm_status compile_strip(void *user, const struct dvm_strip *s, struct dv
     return st;
 }
 
+/* The last device is asked when the ones before cannot take a strip; its code carries its name. */
 static void destroy_code(void *user, struct dvm_code *code) {
     struct dvm_ctx *c = user;
-    for (int i = 0; i < c->ntier; i++)
-        if (!strcmp(c->tier[i].name, code->tier)) {
-            c->tier[i].destroy(&c->tier[i], &c->mem, code);
-            return;
-        }
+    int i = c->ntier - 1;
+    while (i > 0 && strcmp(c->tier[i].name, code->tier)) i--;
+    c->tier[i].destroy(&c->tier[i], &c->mem, code);
 }
 
 static dvm_status pick_device(struct dvm_ctx *c, const dvm_options *o) {
