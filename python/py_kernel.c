@@ -130,14 +130,14 @@ static bool shapes(struct frame *f, struct kernel *self, int **ranks, int64_t **
     return false;
 }
 
-/* Torch as soon as one argument is a tensor of torch; numpy otherwise. */
-static enum family family_of(const struct frame *f, const struct kernel *self, enum family other) {
-    for (int i = 0; i < self->nin; i++)
-        if (f->tensor[i].family == FAMILY_TORCH || f->tensor[i].family == FAMILY_NUMPY)
-            other = f->tensor[i].family;
-    for (int i = 0; i < self->nin; i++)
+/* Torch as soon as one argument is a tensor of torch, numpy for all else; `none` without any tensor. */
+static enum family family_of(const struct frame *f, const struct kernel *self, enum family none) {
+    enum family found = none;
+    for (int i = 0; i < self->nin; i++) {
         if (f->tensor[i].family == FAMILY_TORCH) return FAMILY_TORCH;
-    return other;
+        if (f->tensor[i].family != FAMILY_NONE) found = FAMILY_NUMPY;
+    }
+    return found;
 }
 
 static PyObject *results(struct frame *f, struct kernel *self, enum family family) {
@@ -154,11 +154,11 @@ static PyObject *results(struct frame *f, struct kernel *self, enum family famil
     return tuple;
 }
 
-static PyObject *call(struct kernel *self, PyObject *const *a, Py_ssize_t n, enum family other) {
+static PyObject *call(struct kernel *self, PyObject *const *a, Py_ssize_t n, enum family none) {
     struct frame f;
     if (wrong_count(self, n, false) || !frame_open(&f, self->nin + self->nout)) return NULL;
     PyObject *tuple =
-        frame_inputs(&f, self, a) ? results(&f, self, family_of(&f, self, other)) : NULL;
+        frame_inputs(&f, self, a) ? results(&f, self, family_of(&f, self, none)) : NULL;
     dvm_status st = tuple ? frame_run(&f, self) : DVM_OK;
     frame_close(&f);
     if (st) {
@@ -292,7 +292,7 @@ static PyMethodDef kernel_methods[] = {
     FAST(call, "call(*inputs): new outputs, one object or a tuple; numpy unless an input is a "
                "torch tensor."),
     FAST(call_torch,
-         "call_torch(*inputs): as call, torch tensors unless an input is a numpy array."),
+         "call_torch(*inputs): as call, torch tensors when there is no tensor among the inputs."),
     FAST(infer, "infer(*inputs): [(shape, dtype number), ...] of the outputs; no data is read."),
     {"stats", (PyCFunction)(void (*)(void))kernel_stats, METH_NOARGS,
      "stats(): numbers of the newest plan."},

@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable, Sequence
+from types import FrameType
 from typing import Any
 
 import _dvm
@@ -283,7 +284,7 @@ class Kernel(ops.Operations):
         if node._where != b.where:
             b.where = node._where
             b.graph.at(node._where)
-        if type(node) is ScalarRef:
+        if isinstance(node, ScalarRef):
             code = node.dtype().code
             node._val = b.graph.scalar(code)
             b.inputs.append(node)
@@ -648,9 +649,9 @@ def _copy_spec(spec: Any, copies: dict[int, Any]) -> Any:
         new.parameter = spec.parameter
         return new
     if type(spec) is StoreSpec:
-        new = StoreSpec(_copy_arg(spec.strides, copies), spec.pads)
-        new.inplace, new.temp = spec.inplace, spec.temp
-        return new
+        store = StoreSpec(_copy_arg(spec.strides, copies), spec.pads)
+        store.inplace, store.temp = spec.inplace, spec.temp
+        return store
     return None
 
 
@@ -678,7 +679,7 @@ _last: tuple[str, int, str] = ("", 0, "")
 def _caller() -> str:
     """Position of the nearest caller outside this package."""
     global _last
-    f = sys._getframe(2)
+    f: FrameType | None = sys._getframe(2)
     while f is not None and f.f_code.co_filename in _OWN:
         f = f.f_back
     if f is None:

@@ -57,20 +57,24 @@ class PlaceholderKernel(Kernel):
 
     def parameter_of(self, ref: NDObject | ScalarRef | IntArrayRef) -> int:
         """The position of the call argument behind a load or reference."""
-        return ref._with.parameter if type(ref) is NDObject else self._parameters[ref]
+        return ref._with.parameter if isinstance(ref, NDObject) else self._parameters[ref]
 
     def _load_spec(self, index: Any, dtype: Any, strides: Any = None) -> LoadSpec:
         spec = super()._load_spec((), dtype, strides)
         spec.parameter = self._parameter(index)
         return spec
 
-    def load(self, index: Any, dtype: Any = "float32", shape: Sequence[int] = ()) -> NDObject:
+    def load(  # type: ignore[override]
+        self, index: Any, dtype: Any = "float32", shape: Sequence[int] = ()
+    ) -> NDObject:
         """The call argument of a parameter as a tensor; `shape` is needed in static kernels."""
         spec = super()._load_spec(shape, dtype)
         spec.parameter = self._parameter(index)
         return self._emit("load", spec.dtype, builder.low_load, spec, spec=spec)
 
-    def scalar(self, index: Any = None, dtype: Any = None) -> ScalarRef:
+    def scalar(  # type: ignore[override]
+        self, index: Any = None, dtype: Any = None
+    ) -> ScalarRef:
         """The call argument of a parameter as a number."""
         ref = ScalarRef(dtype)
         self._parameters[ref] = self._parameter(index)
@@ -105,8 +109,12 @@ class KernelFunction:
     run: Callable[..., None]
 
     def __init__(self, function: Callable[..., Any]) -> None:
-        functools.update_wrapper(self, function)
+        functools.update_wrapper(self, function)  # type: ignore[arg-type]
         self._lock = threading.Lock()
+
+    def __call__(self, *args: Any) -> Any:
+        """New outputs for these inputs."""
+        raise NotImplementedError
 
     def __repr__(self) -> str:
         return f"<dvm kernel {getattr(self, '__name__', '?')}>"
@@ -132,6 +140,13 @@ def _allocate(shape: Sequence[int], strides: Sequence[int], store: NDObject, tor
     return _strided(memory, 0, shape, strides)
 
 
+def _dense(shape: Sequence[int]) -> list[int]:
+    strides = [1] * len(shape)
+    for i in range(len(shape) - 2, -1, -1):
+        strides[i] = strides[i + 1] * max(shape[i + 1], 1)
+    return strides
+
+
 def _call(b: Build, args: Sequence[Any], prefer_torch: bool) -> tuple[Any, ...]:
     """New outputs of one run in the order of stores."""
     if not any(s._with.strides is not None for s in b.outputs):
@@ -144,11 +159,8 @@ def _call(b: Build, args: Sequence[Any], prefer_torch: bool) -> tuple[Any, ...]:
     for store, (shape, _) in zip(b.outputs, b.kernel.infer(*args), strict=True):
         from .runner import _numbers
 
-        strides = None if store._with.strides is None else _numbers(store._with.strides)
-        if strides is None:
-            strides = [1] * len(shape)
-            for i in range(len(shape) - 2, -1, -1):
-                strides[i] = strides[i + 1] * max(shape[i + 1], 1)
+        declared = None if store._with.strides is None else _numbers(store._with.strides)
+        strides = _dense(shape) if declared is None else declared
         outs.append(_allocate(shape, strides, store, torch))
     b.kernel.run(*args, *outs)
     return tuple(outs)
@@ -207,7 +219,7 @@ class PlaceholderFunction(KernelFunction):
     ) -> None:
         super().__init__(function)
         k = PlaceholderKernel(ker_type, count, **options)
-        self.kobj = k
+        self.kobj: PlaceholderKernel = k
         self._count = count
         result = function(k, *range(count))
         self._stores = self._results(result)
@@ -238,7 +250,7 @@ class PlaceholderFunction(KernelFunction):
         strided = any(s._with.strides is not None for s in b.outputs)
         if direct and self._one and not strided and not self._changing and not k._needs_ranks:
             self._fast = b.kernel.call
-            self.run = b.kernel.run
+            self.run = b.kernel.run  # type: ignore[method-assign]
 
     def __call__(self, *args: Any) -> Any:
         """New outputs: one array, or a list of several, as the function returns them."""

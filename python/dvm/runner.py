@@ -213,7 +213,7 @@ class PyKernel(Kernel):
         for store, (shape, _) in zip(b.outputs, b.kernel.infer(*args), strict=True):
             strides = None if store._with.strides is None else _numbers(store._with.strides)
             array = self._held.get(store)
-            if store in self._users:
+            if array is not None and store in self._users:
                 view = _fit(array, shape, strides)
             else:
                 count = None if strides is None else _extent(shape, strides)

@@ -101,7 +101,7 @@ def dump(kernel: Kernel) -> str:
     number: dict[int, int] = {}
     lines = []
     for node in kernel._nodes:
-        if type(node) is ScalarRef:
+        if isinstance(node, ScalarRef):
             lines.append(f"  // scalar {node.dtype().name}")
         elif node._dtype is None:
             lines.append(f"  // {node._name} {_KINDS[node._args[0]]}")
