@@ -53,6 +53,10 @@ static int64_t count_ins(const struct dvm_launch *l, const struct dvm_kplan *k) 
     return n;
 }
 
+static bool can_split(const struct dvm_space *s) {
+    return s->k->kind != DVM_MODE_MAP && !s->k->whole_rows;
+}
+
 /* Units of a MAP kernel: boxes of about `target` elements. */
 static void cut_map(struct dvm_space *s, int64_t target) {
     int64_t piece = s->cut;
@@ -60,26 +64,29 @@ static void cut_map(struct dvm_space *s, int64_t target) {
     set_units(s, DVM_MIN(s->len, target / DVM_MAX(piece, 1)), piece);
 }
 
-/* Units of a ROW or COL kernel: blocks as planned, smaller when there would be too few; a block of
- * columns stays wide enough to use whole cache lines. */
+/* Units of a ROW or COL kernel: blocks as planned, smaller when there would be too few. Columns are
+ * narrowed only where there are no rows to split, and never below a few cache lines: a narrow block
+ * of a wide matrix is read in pieces that no prefetcher likes. */
 static void cut_blocks(struct dvm_space *s, int threads) {
     bool col = s->k->kind == DVM_MODE_COL;
-    int64_t narrow = col ? 256 : 1;
+    int64_t narrow = col ? 256 : 1, block = s->k->block;
     int64_t want = ceil_div(s->outer * s->len, (int64_t)threads * PER_THREAD);
     want = DVM_MAX(ceil_div(want, narrow) * narrow, 1);
-    set_units(s, DVM_MIN(s->k->block, threads > 1 ? want : s->k->block), s->cut);
+    bool keep = threads == 1 || (col && can_split(s) && s->cut > 2 * DVM_TREE_ROWS);
+    set_units(s, keep ? block : DVM_MIN(block, want), s->cut);
 }
 
-/* Fewer units than threads and a long cut axis: chunks of 2^k tree blocks. */
+/* Too few units for the threads and a long cut axis: chunks of 2^k tree blocks. A row kernel is left
+ * alone when it has one unit for each thread, because its phases find the row in the cache. */
 static bool cut_chunks(struct dvm_job *j, int threads, int64_t grain) {
     const struct dvm_space *s = &j->s;
     bool row = s->k->kind == DVM_MODE_ROW;
-    if (s->k->kind == DVM_MODE_MAP || s->k->whole_rows || s->nunit >= threads) return false;
-    int64_t width = DVM_MIN(s->block, s->len);
+    int64_t pieces = (int64_t)threads * PER_THREAD, width = DVM_MIN(s->block, s->len);
+    if (!can_split(s) || s->nunit >= (row ? threads : pieces)) return false;
     if ((row ? s->cut : s->cut * width) < LONG_ROW) return false;
     j->chunk = row ? DVM_TREE_BLOCK : DVM_TREE_ROWS;
-    while (j->chunk * width < grain ||
-           s->nunit * ceil_div(s->cut, j->chunk) > (int64_t)threads * PER_THREAD)
+    while (j->chunk < s->cut &&
+           (j->chunk * width < grain || s->nunit * ceil_div(s->cut, j->chunk) > pieces))
         j->chunk *= 2;
     j->nchunk = ceil_div(s->cut, j->chunk);
     return j->nchunk > 1;
