@@ -11,6 +11,7 @@
 #include "code/bc_table.h"
 #include "code/strip_bytes.h"
 #include "code/strip_text.h"
+#include "vm/dev.h"
 
 static const struct dvm_mem mem = {dvm_mem_system, NULL};
 
@@ -183,6 +184,43 @@ static void damaged_bytes(void **state) {
     assert_int_equal(dvm_strip_decode(&mem, bytes, n, &s), DVM_ERR_FORMAT);
     assert_non_null(strstr(dvm_error_text(), "format 2"));
     test_free(bytes);
+}
+
+/* ---- memory that runs out at the k-th request */
+
+struct limited {
+    int left, live;
+};
+
+static void *limited(void *user, void *old, size_t old_size, size_t new_size) {
+    struct limited *l = user;
+    if (new_size && l->left-- <= 0) return NULL;
+    l->live += new_size ? 1 : old ? -1 : 0;
+    return dvm_mem_system(NULL, old, old_size, new_size);
+}
+
+static void every_allocation_may_fail(void **state) {
+    (void)state;
+    dvm_status st = DVM_ERR_NOMEM;
+    int failures = 0;
+    for (int k = 0; st != DVM_OK; k++) {
+        struct limited l = {.left = k};
+        struct dvm_mem m = {limited, &l};
+        struct dvm_strip *s, *copy = NULL;
+        struct dvm_dev ref;
+        struct dvm_code *code = NULL;
+        assert_int_equal(dvm_dev_ref(&ref), DVM_OK);
+        st = dvm_strip_read(&m, "sample", sample, strlen(sample), &s);
+        if (st == DVM_OK) st = dvm_strip_copy(&m, s, &copy);
+        if (st == DVM_OK) st = ref.compile(&ref, &m, copy, &code);
+        if (st != DVM_OK) assert_int_equal(st, DVM_ERR_NOMEM);
+        failures += st != DVM_OK;
+        ref.destroy(&ref, &m, code);
+        dvm_strip_free(&m, &copy);
+        dvm_strip_free(&m, &s);
+        assert_int_equal(l.live, 0);
+    }
+    assert_true(failures >= 5);
 }
 
 int main(void) {
