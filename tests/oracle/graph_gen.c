@@ -10,7 +10,7 @@
 
 #include <dvm/dvm.h>
 
-enum { MAX_VALUES = 48, RANK = 5, MOST = 6000 /* elements of a value */ };
+enum { MAX_VALUES = 48, RANK = 5 };
 
 struct val {
     dvm_dtype t;
@@ -27,6 +27,7 @@ struct gen {
     int nv, next_name;
     int64_t size[4];
     bool declared[4], symbolic;
+    int64_t most; /* elements of a value */
 };
 
 static unsigned pick(struct gen *g, unsigned n) { return g->p < g->end ? *g->p++ % n : 0; }
@@ -64,7 +65,8 @@ static int64_t count(int rank, const int64_t *d) {
 }
 
 /* Shape of a op b; false when they do not broadcast. */
-static bool broadcast(const struct val *a, const struct val *b, struct val *r) {
+static bool broadcast(const struct gen *g, const struct val *a, const struct val *b,
+                      struct val *r) {
     r->rank = a->rank > b->rank ? a->rank : b->rank;
     for (int i = 0; i < r->rank; i++) {
         int64_t x = i < r->rank - a->rank ? 1 : a->d[i - (r->rank - a->rank)];
@@ -72,7 +74,7 @@ static bool broadcast(const struct val *a, const struct val *b, struct val *r) {
         if (x != y && x != 1 && y != 1) return false;
         r->d[i] = x == 1 ? y : x;
     }
-    return count(r->rank, r->d) <= MOST;
+    return count(r->rank, r->d) <= g->most;
 }
 
 /* A value of the class, newer ones first; -1: none. */
@@ -90,7 +92,7 @@ static int partner(struct gen *g, int a, dvm_dtype t) {
     for (int k = 0; k < g->nv; k++) {
         int i = (from + g->nv - k) % g->nv;
         struct val r;
-        if (g->v[i].t == t && broadcast(&g->v[a], &g->v[i], &r)) return i;
+        if (g->v[i].t == t && broadcast(g, &g->v[a], &g->v[i], &r)) return i;
     }
     return -1;
 }
@@ -155,7 +157,7 @@ static void argument(struct gen *g, bool first) {
         which[i] = c < 6 ? (int)(c % 4) : -1;
         v->d[i] = which[i] >= 0 ? g->size[which[i]] : 1;
     }
-    for (v->rank = rank; count(v->rank, v->d) > MOST; v->rank--) continue;
+    for (v->rank = rank; count(v->rank, v->d) > g->most; v->rank--) continue;
     put(g, "%s[", dvm_dtype_name(v->t));
     for (int i = 0; i < v->rank; i++) {
         bool name = which[i] >= 0 && g->symbolic;
@@ -218,7 +220,7 @@ static void binary(struct gen *g) {
     int y = partner(g, x, a.t);
     if (y < 0) return;
     struct val b = g->v[y];
-    broadcast(&a, &b, &r);
+    broadcast(g, &a, &b, &r);
     fresh(g, t, r.rank, r.d);
     put(g, "%s %%%s, %%%s\n", ops[k].op, a.name, b.name);
 }
@@ -231,8 +233,8 @@ static void ternary(struct gen *g) {
     if (sel) {
         int c = choose(g, B, false), y = partner(g, x, a.t);
         if (c < 0 || y < 0) return;
-        broadcast(&a, &g->v[y], &r);
-        if (!broadcast(&g->v[c], &r, &out)) return;
+        broadcast(g, &a, &g->v[y], &r);
+        if (!broadcast(g, &g->v[c], &r, &out)) return;
         struct val cond = g->v[c], b = g->v[y];
         fresh(g, a.t, out.rank, out.d);
         put(g, "select %%%s, %%%s, %%%s\n", cond.name, a.name, b.name);
@@ -241,7 +243,7 @@ static void ternary(struct gen *g) {
     int y = partner(g, x, a.t);
     if (y < 0) return;
     struct val b = g->v[y];
-    broadcast(&a, &b, &r);
+    broadcast(g, &a, &b, &r);
     const char *lit = literal(g, a.t);
     fresh(g, a.t, r.rank, r.d);
     put(g, "fma %%%s, %%%s, %s\n", a.name, b.name, lit);
@@ -339,7 +341,7 @@ static void view(struct gen *g) {
         r.d[0] = lead;
         for (int i = 0; i < a.rank; i++)
             r.d[i + 1] = a.d[i] == 1 && pick(g, 2) ? g->size[pick(g, 4)] : a.d[i];
-        if (count(r.rank, r.d) > MOST) return;
+        if (count(r.rank, r.d) > g->most) return;
         fresh(g, a.t, r.rank, r.d);
         put(g, "broadcast %%%s, ", a.name);
         put_sizes(g, r.rank, r.d);
@@ -407,7 +409,7 @@ static void gather(struct gen *g) {
         index.d[axis] = 1 + (int64_t)pick(g, 9);
         r.d[axis] = index.d[axis];
     }
-    if (count(r.rank, r.d) > MOST) return;
+    if (count(r.rank, r.d) > g->most) return;
     dvm_dtype t = pick(g, 2) ? DVM_I64 : DVM_I32;
     char name[8];
     if (index.rank) {
@@ -441,7 +443,7 @@ static void other(struct gen *g) {
         if (a.rank == 0) return;
         int axis = (int)pick(g, (unsigned)a.rank), n = 1 + (int)pick(g, 3);
         r.d[axis] *= n;
-        if (count(r.rank, r.d) > MOST) return;
+        if (count(r.rank, r.d) > g->most) return;
         fresh(g, a.t, r.rank, r.d);
         put(g, "concat ");
         for (int i = 0; i < n; i++) put(g, "%%%s, ", a.name);
@@ -488,11 +490,14 @@ static void store(struct gen *g, int i) {
 char *graph_gen(const uint8_t *bytes, size_t n) {
     static const char *const kinds[] = {"split",        "split",  "vector:spec", "eager",
                                         "split:strict", "vector", "seq",         "split:unify_ws"};
-    static const int64_t sizes[] = {4, 3, 8, 1, 17, 64, 2, 65, 5, 16, 33, 130, 0, 7, 100, 300};
-    struct gen g = {.p = bytes, .end = bytes + n};
+    static const int64_t sizes[] = {4,  3,   8, 1, 17,  64,  2,    65,   5,    16,
+                                    33, 130, 0, 7, 100, 300, 1024, 1030, 2049, 4100};
+    struct gen g = {.p = bytes, .end = bytes + n, .most = 8000};
     const char *kind = kinds[pick(&g, 8)];
+    bool big = pick(&g, 24) == 23; /* few operations on enough elements for several threads */
+    if (big) g.most = 150000;
     g.symbolic = pick(&g, 2);
-    for (int k = 0; k < 4; k++) g.size[k] = sizes[pick(&g, 16)];
+    for (int k = 0; k < 4; k++) g.size[k] = sizes[pick(&g, 20)];
     put(&g, "kernel %s (", kind);
     int args = 1 + (int)pick(&g, 4);
     for (int k = 0; k < args; k++) argument(&g, k == 0);
@@ -500,7 +505,7 @@ char *graph_gen(const uint8_t *bytes, size_t n) {
     static void (*const make[])(struct gen *) = {binary, unary, binary, reduce,  view,
                                                  cast,   unary, binary, ternary, other,
                                                  gather, view,  reduce};
-    int ops = 1 + (int)pick(&g, 20);
+    int ops = 1 + (int)pick(&g, big ? 5 : 20);
     for (int k = 0; k < ops && g.nv < MAX_VALUES - 4; k++) make[pick(&g, 13)](&g);
     put(&g, "# shape:");
     for (int k = 0; k < 4; k++)

@@ -24,6 +24,7 @@ struct trial {
     dvm_arg in[FEW], out[FEW], first[FEW];
     int64_t in_strides[FEW][DVM_MAX_RANK], out_strides[FEW][DVM_MAX_RANK];
     struct oracle_memory in_mem[FEW], out_mem[FEW], first_mem[FEW];
+    int alias_in, alias_out; /* this output is written over this input; -1 */
     uint64_t seed;
     struct graph_trial *r;
 };
@@ -81,6 +82,25 @@ static void choose_strides(struct trial *t, const struct oracle_io *io, bool inp
     if (how == 7) s[axis] = input && next(t) % 2 ? 0 : -s[axis];
 }
 
+/* At times an output is written exactly over an input of its type. */
+static void choose_alias(struct trial *t) {
+    t->alias_in = t->alias_out = -1;
+    if (next(t) % 4 || t->nout == 0) return;
+    int out = (int)(next(t) % (uint64_t)t->nout);
+    const struct oracle_io *o = oracle_output(t->o, out);
+    for (int i = 0; i < t->nin; i++) {
+        const struct oracle_io *io = oracle_input(t->o, i);
+        bool same = !io->scalar && io->dtype == o->dtype && io->rank == o->rank;
+        for (int k = 0; same && k < o->rank; k++)
+            same = io->dims[k] == o->dims[k] && (t->in_strides[i][k] || io->dims[k] == 1);
+        if (!same) continue;
+        memcpy(t->out_strides[out], t->in_strides[i], sizeof t->in_strides[i]);
+        t->alias_in = i;
+        t->alias_out = out;
+        return;
+    }
+}
+
 static int make_inputs(struct trial *t) {
     for (int i = 0; i < t->nin; i++) {
         const struct oracle_io *io = oracle_input(t->o, i);
@@ -100,6 +120,7 @@ static int make_inputs(struct trial *t) {
     }
     for (int i = 0; i < t->nout; i++)
         choose_strides(t, oracle_output(t->o, i), false, t->out_strides[i]);
+    choose_alias(t);
     return 0;
 }
 
@@ -120,6 +141,11 @@ static int make_outputs(struct trial *t, dvm_kernel *k) {
             return say(t, "out of memory");
         t->out[i].data = t->out_mem[i].data;
     }
+    int i = t->alias_in;
+    if (i < 0) return 0;
+    const struct oracle_memory *to = &t->out_mem[t->alias_out];
+    memcpy(to->block, t->in_mem[i].block, to->total);
+    t->in[i].data = to->data;
     return 0;
 }
 
@@ -133,11 +159,12 @@ static int judge(struct trial *t) {
         t->r->elements += v.n;
         t->r->undecided += v.undecided;
         if (v.bad)
-            return say(t,
-                       "output %d %s: %lld of %lld differ from the oracle; element %lld is %.17g, "
-                       "expected %.17g within %.3g",
-                       i, dvm_dtype_name(io->dtype), (long long)v.bad, (long long)v.n,
-                       (long long)v.at, v.got, v.want, v.slack);
+            return say(
+                t,
+                "output %d%s %s: %lld of %lld differ from the oracle; element %lld is %.17g, "
+                "expected %.17g within %.3g",
+                i, i == t->alias_out ? " (in place)" : "", dvm_dtype_name(io->dtype),
+                (long long)v.bad, (long long)v.n, (long long)v.at, v.got, v.want, v.slack);
     }
     return 0;
 }

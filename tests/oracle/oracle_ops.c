@@ -164,7 +164,9 @@ static bool breaks(dvm_op op, const elem x[3]) {
     case DVM_OP_FMOD:
         return fabs(b) <= eb || trunc((a - ea) / b) != trunc((a + ea) / b) ||
                trunc(a / (b - eb)) != trunc(a / (b + eb));
-    case DVM_OP_POW: return a - ea <= 0 && (ea > 0 || eb > 0);
+    case DVM_OP_POW:
+        if (isnan(b)) return fabs(a - 1) <= ea; /* 1 to the power NaN is 1 */
+        return (a - ea <= 0 && (ea > 0 || eb > 0)) || (isnan(a) && fabs(b) <= eb);
     default: return false;
     }
 }
@@ -281,7 +283,7 @@ static elem float_sum(dvm_dtype t, const elem *x, int64_t n, bool strict) {
 }
 
 static elem float_prod(dvm_dtype t, const elem *x, int64_t n, bool strict) {
-    double p = 1, e = 0, up = 0, down = 0;
+    double p = 1, e = 0, up = 0, down = 0, most = 1;
     bool exact = true, nan = false, zero = false, inf = false;
     for (int64_t k = 0; k < n; k++) {
         if (any(x[k])) return undecided();
@@ -292,10 +294,11 @@ static elem float_prod(dvm_dtype t, const elem *x, int64_t n, bool strict) {
         if (a != 0 && isfinite(a)) *(fabs(a) > 1 ? &up : &down) += fabs(log2(fabs(a) + ea));
         e = fabs(p) * ea + fabs(a) * e + e * ea + fabs(p * a) * 0x1p-24;
         p *= a;
-        exact &= ea == 0 && a == rint(a) && fabs(p) <= 0x1p24;
+        most *= fmax(1, fabs(a));
+        exact &= ea == 0 && a == rint(a);
     }
     if (nan) return of_float(NAN, 0);
-    if (exact && isfinite(p)) return finish(t, p, 0, "E", strict);
+    if (exact && most <= 0x1p24) return finish(t, p, 0, "E", strict);
     /* Partial products leave the range of f32 in some order. */
     if (up > 127 || down > 125) return undecided();
     if (inf || zero)
