@@ -225,9 +225,10 @@ static void every_allocation_may_fail(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(sample_comes_back), cmocka_unit_test(every_row_comes_back),
-        cmocka_unit_test(errors_say_where),  cmocka_unit_test(damaged_text),
-        cmocka_unit_test(bytes_come_back),   cmocka_unit_test(damaged_bytes),
+        cmocka_unit_test(sample_comes_back),         cmocka_unit_test(every_row_comes_back),
+        cmocka_unit_test(errors_say_where),          cmocka_unit_test(damaged_text),
+        cmocka_unit_test(bytes_come_back),           cmocka_unit_test(damaged_bytes),
+        cmocka_unit_test(every_allocation_may_fail),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
