@@ -279,6 +279,59 @@ static bool from_dltensor(PyObject *o, const DLTensor *d, const struct slot *wan
     return finish(t->arg, which);
 }
 
+/* Says in DVM's words why a tensor could not be described; the reason is the pending exception. */
+static bool refuse(PyObject *o, int which) {
+    PyObject *type, *reason, *trace;
+    PyErr_Fetch(&type, &reason, &trace);
+    PyObject *module = PyImport_ImportModule("dvm.arrays");
+    PyObject *done =
+        module ? PyObject_CallMethod(module, "refuse", "OiO", o, which, reason ? reason : Py_None)
+               : NULL;
+    Py_XDECREF(done);
+    Py_XDECREF(module);
+    Py_XDECREF(type);
+    Py_XDECREF(reason);
+    Py_XDECREF(trace);
+    return false;
+}
+
+static bool dense(const DLTensor *d) {
+    int64_t step = 1;
+    for (int i = d->ndim - 1; i >= 0; i--) {
+        if (d->strides && d->strides[i] != step) return false;
+        step *= d->shape[i];
+    }
+    return d->ndim > 0;
+}
+
+/* Whether a tensor of torch is the negative of its memory. DLPack does not tell. That is so for the imaginary part of a
+ * conjugate, which is never dense, so the question (0.1 us) is not put to every tensor. 1, 0, or -1 with an exception. */
+static int negated(PyObject *o, const DLTensor *d) {
+    static PyObject *name;
+    if (d->dtype.code != kDLFloat || dense(d)) return 0;
+    if (!name && !(name = PyUnicode_InternFromString("is_neg"))) return -1;
+    PyObject *answer = PyObject_CallMethodObjArgs(o, name, NULL);
+    if (!answer) return -1;
+    const int yes = answer == Py_True;
+    Py_DECREF(answer);
+    return yes;
+}
+
+static bool from_exchange(const DLPackExchangeAPI *api, PyObject *o, const struct slot *want,
+                          bool output, int which, struct tensor *t) {
+    DLTensor d;
+    if (api->dltensor_from_py_object_no_sync(o, &d)) return refuse(o, which);
+    const int neg = t->family == FAMILY_TORCH ? negated(o, &d) : 0;
+    if (neg < 0) return false;
+    if (neg && output) {
+        pydvm_fail(DVM_ERR_ARG,
+                   "argument %d, an output, is a lazily negated view: pass x.resolve_neg()", which);
+        return false;
+    }
+    if (neg) return from_substitute("resolve_neg", o, want, output, which, t);
+    return from_dltensor(o, &d, want, output, which, t);
+}
+
 static bool from_capsule(PyObject *o, const struct slot *want, bool output, int which,
                          struct tensor *t) {
     PyObject *capsule = PyObject_CallMethod(o, "__dlpack__", NULL);
@@ -332,6 +385,10 @@ static bool from_attributes(PyObject *o, const struct slot *want, bool output, i
     if (PyErr_Occurred() || !integers(PyObject_GetAttrString(o, "shape"), t->dims, &rank, which) ||
         !integers(PyObject_CallMethod(o, "stride", NULL), t->strides, &n, which))
         return false;
+    if (n != rank) {
+        pydvm_fail(DVM_ERR_ARG, "argument %d has %d sizes and %d strides", which, rank, n);
+        return false;
+    }
     *t->arg = (dvm_arg){
         .data = data, .dims = t->dims, .strides = t->strides, .rank = rank, .dtype = given};
     return finish(t->arg, which);
@@ -344,11 +401,7 @@ bool pydvm_tensor(PyObject *o, const struct slot *want, bool output, int which, 
     if (!k) return false;
     t->family = k->family;
     switch (k->how) {
-    case HOW_EXCHANGE: {
-        DLTensor d;
-        if (k->api->dltensor_from_py_object_no_sync(o, &d)) return false;
-        return from_dltensor(o, &d, want, output, which, t);
-    }
+    case HOW_EXCHANGE: return from_exchange(k->api, o, want, output, which, t);
     case HOW_BUFFER: return from_buffer(o, want, output, which, t);
     case HOW_ATTR: return from_attributes(o, want, output, which, t);
     case HOW_DLPACK: return from_capsule(o, want, output, which, t);

@@ -54,6 +54,22 @@ def torch_dtype(tensor: Any) -> int:
     return -1 if found is None else found.code
 
 
+def resolve_neg(tensor: Any) -> Any:
+    return tensor.resolve_neg()
+
+
+def refuse(tensor: Any, which: int, reason: Any) -> None:
+    """Raises the error for a tensor that has no plain memory."""
+    device = str(getattr(tensor, "device", "cpu"))
+    if device != "cpu":
+        raise _dvm.UnsupportedError(
+            f"argument {which} is on device {device}, and this context runs on the CPU: "
+            "pass a CPU tensor (x.cpu())"
+        )
+    text = str(reason).strip().splitlines() or ["it has no plain memory"]
+    raise _dvm.ArgumentError(f"argument {which} cannot be read: {text[0]}")
+
+
 def raw_bits(array: Any) -> Any:
     """A uint16 view of an array of ml_dtypes.bfloat16, else None."""
     if getattr(getattr(array, "dtype", None), "name", "") == "bfloat16" and hasattr(array, "view"):
