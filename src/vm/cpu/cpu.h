@@ -38,8 +38,8 @@ enum cpu_kind {
     CPU_PICK,   /* elements of operand x at indices at[a] into at[d] */
     CPU_SLICE, /* rows: at[d] points into operand x at the one index at[a], or at tile b filled from there */
     CPU_SPREAD, /* flat: number r of at[a] all along row r of at[d] */
-    CPU_FOLD,   /* at[a] into state c */
-    CPU_SCAN    /* running sum of at[a] into at[d], state c */
+    CPU_FOLD,   /* at[a], or the product of at[a] and at[b], into fold c */
+    CPU_SCAN    /* running sum of at[a] into at[d], carry in fold c */
 };
 
 struct cpu_step {
@@ -47,8 +47,7 @@ struct cpu_step {
     uint16_t d, a, b, c;
     uint8_t kind;
     uint8_t vt;   /* of the value */
-    uint8_t type; /* kernel column: PICK: index is i64; FOLD, SCAN: enum dvm_k_redtype */
-    uint8_t red;  /* FOLD: op of ops.def */
+    uint8_t type; /* kernel column: PICK: index is i64; SCAN: enum dvm_k_redtype */
     uint16_t x;   /* operand, constant, parameter */
 };
 
@@ -59,6 +58,16 @@ struct cpu_list {
 struct cpu_prog {
     struct cpu_list uni, row, tile;
     uint16_t nnum, nmove, ntile; /* pointers by kind */
+};
+
+struct cpu_fold {
+    const struct dvm_k_fold *k; /* NULL: a running sum */
+    struct dvm_part identity;
+    uint8_t red, vt, size; /* op of ops.def; type of the value, its bytes */
+    bool arg;
+    uint16_t
+        x; /* operand of the result (argmax, argmin: of the index; that of the value is next) */
+    uint16_t a, b; /* operands that are folded, where the strip only loads and folds */
 };
 
 /* Where things stand in the scratch, bytes from its start. */
@@ -73,13 +82,15 @@ struct cpu_code {
     struct cpu_prog rows, flat;
     struct cpu_layout at;
     uint32_t tile, tile_bytes; /* elements of a tile; bytes from one to the next */
-    uint16_t nstate, nslab;
+    struct cpu_fold *fold;
+    uint16_t nfold, nslab;
+    bool only_folds;    /* nothing but loads and folds */
     bool one_row;       /* rows may be joined to one where memory is contiguous */
     uint8_t slab_bytes; /* element */
     uint16_t slab_opnd[DVM_CPU_SLABS];
 };
 
-/* ROW: a fold or running sum of one row. */
+/* A fold or running sum of one row that is longer than a tile. */
 struct cpu_state {
     alignas(64) char lane[DVM_TREE_LANES * 8];
     struct dvm_tree tree;
@@ -107,6 +118,8 @@ struct cpu_vm {
     int64_t r;           /* row in the group */
     bool flat, in_place; /* in_place: outputs may be written where they stand */
     bool down;           /* flat: a tile holds one number a row */
+    bool whole;          /* a tile holds whole rows */
+    bool in_memory;      /* columns are folded where they stand: a tile is all rows */
 };
 
 void dvm_cpu_run(const struct dvm_code *c, const struct dvm_strip_args *a);

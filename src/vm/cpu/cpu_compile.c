@@ -77,7 +77,8 @@ static unsigned operands(const struct comp *c, int i, uint16_t v[3]) {
     bool paired = p->post < DVM_K_NPOST;
     for (int k = 0; k < 3; k++) v[k] = paired ? p->v[k] : operand(ins, k);
     if (!paired) return value_fields(ins);
-    return p->post == DVM_K_POST_RELU || p->post == DVM_K_POST_SQUARE ? 3 : 7;
+    bool two = ins->op == DVM_BC_FOLD || p->post == DVM_K_POST_RELU || p->post == DVM_K_POST_SQUARE;
+    return two ? 3 : 7;
 }
 
 /* ---- pairs */
@@ -123,6 +124,13 @@ static void join_arithmetic(struct comp *c, int i, int op) {
     }
 }
 
+/* A sum of products. */
+static void join_fold(struct comp *c, int i) {
+    unsigned v = c->s->ins[i].a;
+    if (c->s->ins[i].b == DVM_OP_SUM && may_be_part(c, v, 1) && first_of(&c->s->ins[v]) == 2)
+        join(c, i, v, 0, DVM_K_POST_MUL);
+}
+
 /* `last` counts uses until find_last_uses. */
 static void find_pairs(struct comp *c) {
     const struct dvm_strip *s = c->s;
@@ -135,6 +143,7 @@ static void find_pairs(struct comp *c) {
     }
     for (int i = 0; i < s->nins; i++) {
         int op = first_of(&s->ins[i]);
+        if (s->ins[i].op == DVM_BC_FOLD) join_fold(c, i);
         if (c->cls[i] != CLS_FULL) continue;
         if (op >= 0)
             join_arithmetic(c, i, op);
@@ -372,17 +381,43 @@ static void emit_store(struct comp *c, int at) {
     give_slot(c, temp);
 }
 
+static void describe_fold(struct comp *c, int at, struct cpu_fold *f) {
+    static const uint8_t family[DVM_NOP] = {
+        [DVM_OP_SUM] = DVM_K_SUM,       [DVM_OP_PROD] = DVM_K_PROD,     [DVM_OP_RMAX] = DVM_K_MAX,
+        [DVM_OP_RMIN] = DVM_K_MIN,      [DVM_OP_ANY] = DVM_K_MAX,       [DVM_OP_ALL] = DVM_K_MIN,
+        [DVM_OP_ARGMAX] = DVM_K_ARGMAX, [DVM_OP_ARGMIN] = DVM_K_ARGMIN,
+    };
+    const struct dvm_ins *ins = &c->s->ins[at];
+    bool dot = c->pair[at].post == DVM_K_POST_MUL;
+    f->k = dot ? &c->k->red->dot : &c->k->red->fold[family[ins->b]][red_type(ins->type)];
+    f->identity = dvm_part_identity(ins->b, (enum dvm_vt)ins->type);
+    f->red = (uint8_t)ins->b, f->vt = ins->type, f->x = ins->c;
+    f->arg = ins->b == DVM_OP_ARGMAX || ins->b == DVM_OP_ARGMIN;
+    f->size = (uint8_t)dvm_dtype_size((dvm_dtype)c->s->opnd[ins->c + f->arg].dtype);
+    uint16_t v[3];
+    bool two = operands(c, at, v) & 2;
+    f->a = c->s->ins[v[0]].a, f->b = two ? c->s->ins[v[1]].a : f->a;
+}
+
 static void emit_fold(struct comp *c, int at, uint16_t *state) {
     const struct dvm_ins *ins = &c->s->ins[at];
+    uint16_t v[3], temp[2] = {NO_SLOT, NO_SLOT};
+    unsigned fields = operands(c, at, v);
+    struct cpu_step s = {.kind = CPU_FOLD, .vt = ins->type, .c = *state};
+    s.a = s.b = full(c, v[0], LANE_FULL, &temp[0]);
+    if (fields & 2) s.b = full(c, v[1], LANE_FULL, &temp[1]);
+    describe_fold(c, at, &c->code->fold[(*state)++]);
+    put(c, LANE_FULL, CLS_FULL, s);
+    give_slot(c, temp[0]), give_slot(c, temp[1]);
+}
+
+static void emit_scan(struct comp *c, int at, uint16_t *state) {
+    const struct dvm_ins *ins = &c->s->ins[at];
     uint16_t temp;
-    struct cpu_step s = {.kind = CPU_FOLD,
-                         .vt = ins->type,
-                         .type = red_type(ins->type),
-                         .red = (uint8_t)ins->b,
-                         .x = ins->c};
-    s.a = full(c, ins->a, LANE_FULL, &temp), s.c = (*state)++;
-    if (ins->op == DVM_BC_SCAN)
-        s.kind = CPU_SCAN, s.x = 0, s.red = 0, s.d = place(c, at, LANE_FULL);
+    struct cpu_step s = {
+        .kind = CPU_SCAN, .vt = ins->type, .type = red_type(ins->type), .c = *state};
+    s.a = full(c, ins->a, LANE_FULL, &temp), s.d = place(c, at, LANE_FULL);
+    c->code->fold[(*state)++].k = NULL;
     put(c, LANE_FULL, CLS_FULL, s);
     give_slot(c, temp);
 }
@@ -402,8 +437,8 @@ static void emit(struct comp *c, int at, uint16_t *state) {
     case DVM_BC_STORE:
         if (at >= c->last_read) emit_store(c, at);
         break;
-    case DVM_BC_FOLD:
-    case DVM_BC_SCAN: emit_fold(c, at, state); break;
+    case DVM_BC_FOLD: emit_fold(c, at, state); break;
+    case DVM_BC_SCAN: emit_scan(c, at, state); break;
     case DVM_BC_LIT: emit_constant(c, at, CPU_LIT); break;
     case DVM_BC_PARAM: emit_constant(c, at, CPU_PARAM); break;
     case DVM_BC_LOAD: emit_load(c, at, lane); break;
@@ -469,7 +504,6 @@ static struct cpu_step *build(struct comp *c, bool flat, struct cpu_step *steps,
     p->row.n = (uint32_t)(c->row - p->row.p);
     p->tile.n = (uint32_t)(c->tile - p->tile.p);
     p->nnum = c->base_move, p->nmove = (uint16_t)(c->base_tile - c->base_move), p->ntile = c->nslot;
-    c->code->nstate = state;
     return c->tile;
 }
 
@@ -484,6 +518,13 @@ static size_t count_steps(const struct dvm_strip *s, const uint8_t *cls) {
             if (fields >> k & 1) n += cls[operand(&s->ins[i], k)] != CLS_FULL;
     }
     return 2 * n;
+}
+
+static uint16_t count_folds(const struct dvm_strip *s) {
+    uint16_t n = 0;
+    for (int i = 0; i < s->nins; i++)
+        n += s->ins[i].op == DVM_BC_FOLD || s->ins[i].op == DVM_BC_SCAN;
+    return n;
 }
 
 /* ---- layout */
@@ -509,7 +550,7 @@ static void find_slabs(struct cpu_code *code, const struct dvm_strip *s) {
 static void lay_out(struct cpu_code *code, const struct dvm_strip *s) {
     uint32_t esize = wide_values(s) ? 8 : 4, tiles = DVM_MAX(code->rows.ntile, code->flat.ntile),
              end = 0;
-    uint32_t folds = s->mode == DVM_MODE_COL ? code->nstate : 0;
+    uint32_t folds = s->mode == DVM_MODE_COL ? code->nfold : 0;
     uint32_t ids = DVM_MAX(code->rows.nnum + code->rows.nmove, code->flat.nnum + code->flat.nmove);
     code->tile = DVM_CPU_TILE;
     while (code->tile > DVM_CPU_TILE_MIN && (tiles + folds) * code->tile * esize > DVM_CPU_L1)
@@ -521,14 +562,29 @@ static void lay_out(struct cpu_code *code, const struct dvm_strip *s) {
     code->at.num = bump(&end, DVM_MAX(code->rows.nnum, code->flat.nnum) * sizeof(uint64_t));
     size_t group = code->nslab ? DVM_CPU_SLAB_ROWS : 1;
     code->at.state =
-        bump(&end, s->mode == DVM_MODE_COL ? 0 : group * code->nstate * sizeof(struct cpu_state));
+        bump(&end, s->mode == DVM_MODE_COL ? 0 : group * code->nfold * sizeof(struct cpu_state));
     /* COL: numbers and indices of a column tile for each fold; ROW: of the rows of a flat tile. */
-    size_t fold = code->nstate ? 2 * code->tile * sizeof(uint64_t) : 0;
-    code->at.fold = bump(&end, s->mode == DVM_MODE_COL ? fold * code->nstate : fold);
+    size_t fold = code->nfold ? 2 * code->tile * sizeof(uint64_t) : 0;
+    code->at.fold = bump(&end, s->mode == DVM_MODE_COL ? fold * code->nfold : fold);
     code->at.slab =
         bump(&end, (size_t)code->nslab * DVM_CPU_SLAB_ROWS * DVM_CPU_SLAB_PITCH * esize);
     code->at.tile = bump(&end, (size_t)tiles * code->tile_bytes);
     code->c.scratch = end;
+}
+
+/* Every instruction is a load, part of a fold or a fold of loads. */
+static bool only_folds(const struct comp *c) {
+    for (int i = 0; i < c->s->nins; i++) {
+        int op = c->s->ins[i].op;
+        uint16_t v[3];
+        unsigned fields = operands(c, i, v);
+        bool load = op == DVM_BC_LOAD && c->s->opnd[c->s->ins[i].a].role == DVM_ROLE_LOAD;
+        if (c->cls[i] == CLS_PART || (load && c->cls[i] == CLS_FULL)) continue;
+        if (op != DVM_BC_FOLD) return false;
+        for (int k = 0; k < 2; k++)
+            if ((fields >> k & 1) && c->s->ins[v[k]].op != DVM_BC_LOAD) return false;
+    }
+    return true;
 }
 
 /* Rows that follow each other in memory may be one row, unless something knows where a row ends. */
@@ -580,9 +636,10 @@ dvm_status dvm_cpu_compile(const struct dvm_dev *d, const struct dvm_mem *m,
     struct comp c = {.s = s, .k = d->table, .cls = cls};
     for (int i = 0; i < s->nins; i++) cls[i] = classify(&c, &s->ins[i]);
     size_t steps = count_steps(s, cls);
+    uint16_t nfold = count_folds(s);
     size_t size = sizeof(struct cpu_code) + s->nins * (sizeof *s->ins + WORK_PER_INS) +
                   s->nlit * sizeof *s->lit + s->nopnd * sizeof *s->opnd +
-                  steps * sizeof(struct cpu_step) + 16 * 8;
+                  steps * sizeof(struct cpu_step) + nfold * sizeof(struct cpu_fold) + 16 * 8;
     struct cpu_code *code = c.code = dvm_mem_new(m, size);
     if (!code) return DVM_ERR_NOMEM;
     char *p = (char *)(code + 1);
@@ -591,6 +648,8 @@ dvm_status dvm_cpu_compile(const struct dvm_dev *d, const struct dvm_mem *m,
     code->k = c.k;
     code->size = size;
     own_strip(code, s, &p);
+    code->fold = carve(&p, nfold * sizeof *code->fold);
+    code->nfold = nfold;
     carve_work(&c, &p);
     find_pairs(&c);
     find_last_uses(&c);
@@ -599,6 +658,7 @@ dvm_status dvm_cpu_compile(const struct dvm_dev *d, const struct dvm_mem *m,
     find_slabs(code, s);
     lay_out(code, s);
     code->one_row = may_join_rows(s);
+    code->only_folds = only_folds(&c);
     *out = &code->c;
     return DVM_OK;
 }

@@ -83,25 +83,40 @@ static void tile_group(struct cpu_vm *v, int64_t i, int64_t rows, int64_t j, int
 static void walk_rows(struct cpu_vm *v) {
     int64_t group = dvm_cpu_choose_slabs(v), width = v->code->tile;
     if (group > 1) width = DVM_MIN(width, DVM_CPU_SLAB_COLS);
+    v->whole = v->n <= width;
     for (int64_t i = 0; i < v->m; i += group) {
         int64_t rows = DVM_MIN(group, v->m - i);
-        dvm_cpu_fold_start(v, rows);
+        if (!v->whole) dvm_cpu_fold_start(v, rows);
         for (int64_t j = 0; j < v->n; j += width)
             tile_group(v, i, rows, j, DVM_MIN(width, v->n - j));
         v->i = i;
-        dvm_cpu_fold_end(v, rows);
+        if (!v->whole) dvm_cpu_fold_end(v, rows);
     }
+}
+
+/* Nothing is computed: columns are folded where they stand, all rows in one step. */
+static bool folds_in_memory(const struct cpu_vm *v) {
+    const struct cpu_code *c = v->code;
+    for (int x = 0; x < c->c.strip.nopnd && c->only_folds; x++)
+        if (c->c.strip.opnd[x].role == DVM_ROLE_LOAD && !v->opnd[x].direct) return false;
+    return c->only_folds;
 }
 
 static void walk_cols(struct cpu_vm *v) {
     int64_t group = dvm_cpu_choose_slabs(v), width = v->code->tile;
     if (group > 1) width = DVM_MIN(width, DVM_CPU_SLAB_COLS);
-    for (int64_t j = 0; j < v->n; j += width) {
-        int64_t cols = DVM_MIN(width, v->n - j);
+    v->in_memory = folds_in_memory(v);
+    for (v->j = 0; v->j < v->n; v->j += width) {
+        int64_t cols = DVM_MIN(width, v->n - v->j);
         dvm_cpu_fold_start(v, cols);
-        for (int64_t i = 0; i < v->m; i += group)
-            tile_group(v, i, DVM_MIN(group, v->m - i), j, cols);
-        v->j = j;
+        if (v->in_memory) {
+            v->rows = v->m;
+            v->count = v->m * cols;
+            exec(v, &v->code->rows.tile);
+        } else {
+            for (int64_t i = 0; i < v->m; i += group)
+                tile_group(v, i, DVM_MIN(group, v->m - i), v->j, cols);
+        }
         dvm_cpu_fold_end(v, cols);
     }
 }
@@ -121,6 +136,7 @@ static void exec_down(struct cpu_vm *v, int64_t rows) {
 static void walk_flat(struct cpu_vm *v) {
     int64_t k = v->code->tile / v->n;
     bool cols = v->code->c.strip.mode == DVM_MODE_COL;
+    v->whole = true;
     if (cols) dvm_cpu_fold_start(v, v->n);
     for (int64_t i = 0; i < v->m; i += k) {
         int64_t rows = DVM_MIN(k, v->m - i);

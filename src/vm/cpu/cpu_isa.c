@@ -59,7 +59,7 @@ dvm_status dvm_dev_cpu(const char *isa, struct dvm_dev *out) {
             level = DVM_MIN(level, top);
         }
     }
-    *out = (struct dvm_dev){.name = "cpu",
+    *out = (struct dvm_dev){.name = "vm",
                             .isa = levels[level].k.isa,
                             .compile = dvm_cpu_compile,
                             .destroy = dvm_cpu_destroy,

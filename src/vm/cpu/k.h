@@ -80,19 +80,22 @@ enum dvm_k_red {
 enum dvm_k_redtype { DVM_K_RF32, DVM_K_RI32, DVM_K_RI64, DVM_K_NREDT };
 struct dvm_k_fold {
     /* k rows of n <= 1024 elements, row tree without the blocks. id: identity. */
-    void (*rows)(void *DVM_RESTRICT out, const void *DVM_RESTRICT x, int64_t n, int64_t k,
+    void (*rows)(void *DVM_RESTRICT out, const void *x, const void *y, int64_t n, int64_t k,
                  const void *id);
     /* 64 lanes: lane l folds x[l], x[l + 64], ... */
-    void (*lanes)(void *DVM_RESTRICT acc, const void *DVM_RESTRICT x, int64_t n);
+    void (*lanes)(void *DVM_RESTRICT acc, const void *x, const void *y, int64_t n);
     void (*halves)(void *acc); /* 64 lanes to acc[0] */
-    void (*col)(void *DVM_RESTRICT acc, const void *DVM_RESTRICT x, int64_t n);
-    /* argmax, argmin: rows gives the value, index the place of the first best of k rows; col folds row number r. */
+    /* acc[j] folds x[j] of `rows` rows in order; rows are xs, ys bytes apart. */
+    void (*cols)(void *DVM_RESTRICT acc, const void *x, int64_t xs, const void *y, int64_t ys,
+                 int64_t rows, int64_t n);
+    /* argmax, argmin: rows gives the value, index the place of the first best of k rows; cols folds row number r. */
     void (*arg_rows)(void *out, int64_t *index, const void *x, int64_t n, int64_t k);
     void (*arg_col)(void *DVM_RESTRICT acc, int64_t *DVM_RESTRICT index, const void *DVM_RESTRICT x,
                     int64_t r, int64_t n);
 };
 struct dvm_k_red_table {
     struct dvm_k_fold fold[DVM_K_NRED][DVM_K_NREDT];
+    struct dvm_k_fold dot; /* sum of x * y, f32; the others do not read y */
     void (*scan[DVM_K_NREDT])(void *DVM_RESTRICT d, const void *DVM_RESTRICT x, int64_t n,
                               void *carry, bool first);
 };
