@@ -1,8 +1,8 @@
 /* checkkern [--func=PATTERN] [--isa=LEVEL] [--seed=N] [--bench] [--list]
  *
- * Every opcode on every level of the CPU device against the scalar reference. One line for each
- * function that fails, with the seed; the last line is "N passed, N failed, N skipped", counting one
- * for each function and level. */
+ * Every opcode on every level and tier of the CPU device against the scalar reference. One line for
+ * each function that fails, with the seed; the last line is "N passed, N failed, N skipped", counting
+ * one for each function and tier. */
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -11,6 +11,7 @@
 
 #include "base/hash.h"
 #include "kern/ck.h"
+#include "vm/cpu/jit/jit.h"
 
 static struct {
     const char *func, *isa;
@@ -52,22 +53,51 @@ static bool options(int argc, char **argv) {
     return true;
 }
 
-/* The levels up to the cap of DVM_ISA; one when --isa names it. */
+/* The VM is asked for by the switch that users have. */
+dvm_status ck_compile(const struct ck_device *d, const struct dvm_mem *m, const struct dvm_strip *s,
+                      struct dvm_code **out) {
+    if (d->tier == CK_JIT) return dvm_jit_compile(m, s, d->jit_isa, out);
+    if (d->tier == CK_REF) return d->dev.compile(&d->dev, m, s, out);
+    setenv("DVM_JIT", "0", 1);
+    dvm_status st = d->dev.compile(&d->dev, m, s, out);
+    unsetenv("DVM_JIT");
+    return st;
+}
+
+void ck_destroy(const struct ck_device *d, const struct dvm_mem *m, struct dvm_code *c) {
+    if (d->tier == CK_JIT)
+        dvm_jit_destroy(m, c);
+    else
+        d->dev.destroy(&d->dev, m, c);
+}
+
+static void add_device(const struct dvm_dev *dev, int tier, int jit_isa) {
+    struct ck_device *d = &devices[ndevices++];
+    *d = (struct ck_device){.dev = *dev, .tier = tier, .jit_isa = jit_isa};
+    snprintf(d->label, sizeof d->label, "%s %s", tier == CK_JIT ? "jit" : dev->name, dev->isa);
+}
+
+/* The levels up to the cap of DVM_ISA, both tiers of each; one level when --isa names it. */
 static bool find_devices(void) {
-    static const char *const levels[] = {"base", "avx2", "avx512"};
-    if (dvm_dev_ref(&ref.dev) != DVM_OK) return false;
+    static const struct {
+        const char *isa;
+        int jit;
+    } levels[] = {{"base", DVM_JIT_NONE}, {"avx2", DVM_JIT_AVX2}, {"avx512", DVM_JIT_AVX512}};
+    const char *cap = getenv("DVM_ISA"), *refused = dvm_jit_refused();
+    ref.tier = CK_REF;
     snprintf(ref.label, sizeof ref.label, "ref");
-    const char *cap = getenv("DVM_ISA");
+    if (dvm_dev_ref(&ref.dev) != DVM_OK) return false;
     for (size_t i = 0; i < DVM_COUNT(levels); i++) {
-        struct ck_device *d = &devices[ndevices];
-        if (opt.isa && strcmp(opt.isa, levels[i])) continue;
-        if (dvm_dev_cpu(levels[i], &d->dev) == DVM_OK) {
-            snprintf(d->label, sizeof d->label, "%s %s", d->dev.name, d->dev.isa);
-            ndevices++;
+        struct dvm_dev dev;
+        if (opt.isa && strcmp(opt.isa, levels[i].isa)) continue;
+        if (dvm_dev_cpu(levels[i].isa, &dev) == DVM_OK) {
+            add_device(&dev, CK_VM, 0);
+            if (levels[i].jit && !refused) add_device(&dev, CK_JIT, levels[i].jit);
         }
-        if (cap && strcmp(cap, levels[i]) == 0) break;
+        if (cap && strcmp(cap, levels[i].isa) == 0) break;
     }
     if (!ndevices) printf("no such level here: %s\n", dvm_error_text());
+    if (refused) printf("no machine code here: %s\n", refused);
     return ndevices > 0;
 }
 
@@ -84,7 +114,7 @@ static bool any(const bool *ok, int n) {
 }
 
 /* All cases of a function; a device drops out at its first failure. */
-static void check(const struct ck_func *f, const struct ck_device *dev, int n, bool *ok) {
+static void check(const struct ck_func *f, struct ck_device *dev, int n, bool *ok) {
     static struct ck_strip strip;
     for (int v = 0; v < f->variants && any(ok, n); v++) {
         bool before[DVM_COUNT(devices)];
@@ -110,7 +140,10 @@ static void bench(const struct ck_func *f) {
         strip.m = 16;
         strip.n = 4096;
         double ns = ck_bench(ck_next(&r), &strip, &devices[d], &tier);
-        printf("  %s (%s) %7.3f", devices[d].label, tier, ns);
+        if (ns < 0)
+            printf("  %s       -", devices[d].label);
+        else
+            printf("  %s %7.3f", devices[d].label, ns);
     }
     printf("  ns an element\n");
 }
