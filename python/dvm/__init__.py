@@ -74,11 +74,10 @@ from .types import (  # noqa: E402
 __version__: str = _dvm.__version__
 
 ShapeRef = IntArrayRef
-KernelBase = Kernel
 
 
 def __getattr__(name: str) -> object:
-    if name == "PyKernel":  # needs numpy
+    if name in ("PyKernel", "KernelBase"):  # need numpy; the second is the gen-2 name
         from .runner import PyKernel
 
         return PyKernel

@@ -203,6 +203,7 @@ class Kernel(ops.Operations):
         self._untyped: list[ScalarRef] = []
         self._needs_ranks = False
         self._builds: dict[Any, Build] = {}
+        self._recent: Build | None = None
         self._build: Build | None = self._new_build(None)
 
     @property
@@ -337,6 +338,7 @@ class Kernel(ops.Operations):
         key = self._key(ranks)
         b = self._builds.get(key)
         if b is not None:
+            self._recent = b
             return b
         b = self._build
         if b is None or b.stale or self._live_key(b) != key:
@@ -352,7 +354,7 @@ class Kernel(ops.Operations):
         b.kernel = b.graph.compile()
         while len(self._builds) >= MAX_BUILDS:
             self._builds.pop(next(iter(self._builds)))
-        self._builds[key] = b
+        self._builds[key] = self._recent = b
         return b
 
     def _replay(self, ranks: tuple[int, ...] | None) -> Build:
@@ -591,7 +593,7 @@ class Kernel(ops.Operations):
         """The graph in the language of the command dvm."""
         b = self._build
         if b is None:
-            b = self._replay(None)
+            b = self._specialize()
         return b.graph.text()
 
     def dump(self) -> str:
@@ -600,14 +602,15 @@ class Kernel(ops.Operations):
 
     def das(self) -> str:
         """The instructions of the newest run (of the compiled kernel when it is static)."""
-        newest = next(reversed(self._builds.values()), None)
-        kernel = newest.kernel if newest is not None else self._specialize().kernel
-        return text.das(kernel)
+        return text.das(self._newest().kernel)
 
     def explain(self) -> str:
         """Kernels, phases and bytes of the newest run, with the reasons."""
-        newest = next(reversed(self._builds.values()), None)
-        return (newest.kernel if newest is not None else self._specialize().kernel).text("explain")
+        return self._newest().kernel.text("explain")
+
+    def _newest(self) -> Build:
+        """The graph compiled or run last."""
+        return self._recent if self._builds and self._recent is not None else self._specialize()
 
     def __repr__(self) -> str:
         kind = KIND_NAMES[self._kind] + (":dyn" if self.dynamic else "")
@@ -687,8 +690,10 @@ def _caller() -> str:
     name, line = f.f_code.co_filename, f.f_lineno
     if _last[1] == line and _last[0] == name:
         return _last[2]
+    if not name.isascii():
+        name = name.encode("utf-8", "replace")[-400:].decode("utf-8", "replace")
     where = f"{name[-400:]}:{line}"
-    _last = (name, line, where)
+    _last = (f.f_code.co_filename, line, where)
     return where
 
 

@@ -111,6 +111,10 @@ class KernelFunction:
     def __init__(self, function: Callable[..., Any]) -> None:
         functools.update_wrapper(self, function)  # type: ignore[arg-type]
         self._lock = threading.Lock()
+        parameters = list(inspect.signature(function).parameters.values())[1:]
+        if not parameters:
+            parameters = [inspect.Parameter("inputs", inspect.Parameter.VAR_POSITIONAL)]
+        self.__signature__ = inspect.Signature(parameters)
 
     def __call__(self, *args: Any) -> Any:
         """New outputs for these inputs."""

@@ -174,8 +174,7 @@ class PyKernel(Kernel):
 
     def stats(self) -> dict[str, int]:
         """Numbers of the newest plan: compile_ns, kernels, instructions, bytes_moved, ..."""
-        newest = next(reversed(self._builds.values()), None)
-        return (newest or self._specialize(self._rank_of)).kernel.stats()
+        return self._newest().kernel.stats()
 
     def _rank_of(self, load: NDObject) -> int:
         if load not in self._given:

@@ -1,5 +1,7 @@
 """@dvm.kernel in both spellings, on arrays of numpy and tensors of torch."""
 
+import inspect
+
 import dvm
 import numpy as np
 import pytest
@@ -285,3 +287,22 @@ def test_strict_rounds_after_every_operation():
     np.testing.assert_array_equal(strict(x), want)
     once = arrays.to_bf16(arrays.from_bf16(x) * c * c)
     np.testing.assert_array_equal(loose(x), once)
+
+
+def test_what_a_function_says_of_itself(rng):
+    @dvm.kernel
+    def f(k, x, scale):
+        """Scales."""
+        return k.store(k.mul(k.load(x), k.scalar(scale)))
+
+    assert str(inspect.signature(f)) == "(x, scale)" and f.__doc__ == "Scales."
+    x = normal(rng, 3)
+    f(x, 2)
+    f(x, 2.0)
+    assert "Muls.fp32" in f.das() and "kernel 0" in f.kobj.explain()
+
+    @dvm.kernel(ktype="split", dyn_shape=False)
+    def g(k):
+        k.store(k.load([3], dvm.float32))
+
+    assert str(inspect.signature(g)) == "(*inputs)" and "Load" in g.dump()

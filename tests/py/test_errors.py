@@ -252,3 +252,12 @@ def test_no_truth_and_no_array():
         bool(x)
     with pytest.raises(TypeError):
         np.asarray(x)
+
+
+def test_positions_in_files_with_other_letters(tmp_path):
+    path = tmp_path / ("é" * 60) / ("日本" * 20)
+    path.mkdir(parents=True)
+    code = compile("k.reshape(x, [3])", str(path / "modèle.py"), "exec")
+    k = dvm.Kernel()
+    with pytest.raises(dvm.ShapeError, match=r"modèle\.py:1"):
+        exec(code, {"k": k, "x": k.load([2], dvm.float32)})
