@@ -21,11 +21,11 @@ static dvm_status compile_strip(void *user, const struct dvm_strip *s, struct dv
     return st;
 }
 
-/* The last device is asked when the ones before cannot take a strip; its code carries its name. */
+/* Code carries the name of its tier. */
 static void destroy_code(void *user, struct dvm_code *code) {
     struct dvm_ctx *c = user;
-    int i = c->ntier - 1;
-    while (i > 0 && strcmp(c->tier[i].name, code->tier)) i--;
+    int i = 0;
+    while (strcmp(c->tier[i].name, code->tier)) i++;
     c->tier[i].destroy(&c->tier[i], &c->mem, code);
 }
 
@@ -37,10 +37,13 @@ static dvm_status pick_device(struct dvm_ctx *c, const dvm_options *o) {
         return dvm_dev_ref(&c->tier[0]);
     }
     if (strcmp(name, "cpu")) DVM_FAIL(ARG, "device \"%s\" is not known; devices: cpu, ref", name);
-    DVM_TRY(dvm_dev_cpu(o->isa, &c->tier[0]));
-    DVM_TRY(dvm_dev_ref(&c->tier[1]));
-    c->ntier = 2;
-    snprintf(c->device, sizeof c->device, "cpu %s", c->tier[0].isa);
+    struct dvm_dev vm;
+    DVM_TRY(dvm_dev_cpu(o->isa, &vm));
+    bool jit = dvm_dev_jit(vm.isa, &c->tier[0]) == DVM_OK;
+    c->ntier = jit;
+    c->tier[c->ntier++] = vm;
+    DVM_TRY(dvm_dev_ref(&c->tier[c->ntier++]));
+    snprintf(c->device, sizeof c->device, "cpu %s%s", vm.isa, jit ? " jit" : "");
     return DVM_OK;
 }
 

@@ -8,7 +8,7 @@
 struct dvm_pool; /* threads: vm/pool.c */
 
 struct dvm_dev {
-    const char *name; /* "ref", "cpu" */
+    const char *name; /* "jit", "vm", "ref": the tier that its code names */
     const char *isa;  /* "base", "avx2", "avx512" */
     /* Compiles a verified strip. The code owns a copy of the strip. A tier that cannot take it returns
      * DVM_ERR_UNSUPPORTED and the next one is asked. */
@@ -22,6 +22,8 @@ struct dvm_dev {
  * the list of levels. */
 dvm_status dvm_dev_cpu(const char *isa, struct dvm_dev *out);
 dvm_status dvm_dev_ref(struct dvm_dev *out);
+/* Machine code of the level dvm_dev_cpu chose; DVM_ERR_UNSUPPORTED with the reason where there is none. */
+dvm_status dvm_dev_jit(const char *isa, struct dvm_dev *out);
 
 /* One run: addresses of inputs and outputs as bound, strides already in the plan. */
 struct dvm_launch {
