@@ -443,6 +443,50 @@ def test_dynamic_sizes_share_one_artefact():
             torch.testing.assert_close(g, w, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("index", [torch.int32, torch.int64])
+@pytest.mark.parametrize("dtype", [F32, BF16, torch.int64])
+def test_reading_at_positions(dtype, index):
+    x = ints(dtype, 9, 6)
+    i, j = ints(index, 4, low=0, high=9), ints(index, 2, 3, low=0, high=6, seed=1)
+    agree(lambda x, i: x.index_select(0, i) + 1, x, i)
+    agree(lambda x, j: x.index_select(1, j.flatten()), x, j)
+    agree(lambda x, i: x[i] * 2, x, i)
+    agree(lambda x, i: x[i - 9], x, i)
+    agree(lambda x, j: x[:, j], x, j)
+    if dtype is not torch.int64:
+        agree(lambda x, j: torch.nn.functional.embedding(j, x * 2), x, j)
+    k = ints(torch.int64, 9, 2, low=0, high=6)
+    agree(lambda x, k: x.gather(1, k) + 1, x, k)
+    agree(lambda x, i: x[i, i % 6], x, i.long(), fallbacks=["aten.index.Tensor"])
+    agree(lambda x, k: x.gather(1, k[:3]), x, k, fallbacks=["aten.gather.default"])
+
+
+def test_position_out_of_range_raises():
+    low = lowered(lambda x, i: x[i] + 1, floats(F32, 5), ints(torch.int64, 3, low=0, high=5))
+    with pytest.raises(IndexError):
+        low(floats(F32, 5), torch.tensor([0, 5, 1]))
+
+
+@pytest.mark.parametrize("dtype", [F32, BF16])
+@pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_losses_over_classes(dtype, reduction, weighted):
+    x, w = floats(dtype, 12, 7), floats(dtype, 7, seed=1).abs()
+    y = ints(torch.int64, 12, low=0, high=7)
+    kw = {"reduction": reduction, "ignore_index": 3}
+    args = (x, y, w) if weighted else (x, y)
+    agree(lambda x, y, w=None: torch.nn.functional.nll_loss(x, y, w, **kw), *args)
+    agree(lambda x, y, w=None: torch.nn.functional.cross_entropy(x, y, w, **kw), *args)
+    _, total = aten.nll_loss_forward(x, y, None, ["none", "mean", "sum"].index(reduction), 3)
+    g = torch.ones(12 if reduction == "none" else (), dtype=dtype)
+    agree(
+        lambda g, x, y, t: aten.nll_loss_backward(
+            g, x, y, None, ["none", "mean", "sum"].index(reduction), 3, t
+        ),
+        g, x, y, total,
+    )  # fmt: skip
+
+
 def test_fused_rms_norm():
     """Only CUDA keeps this op whole, so the graph is made by hand."""
     x, g, w = floats(BF16, 6, 32), floats(BF16, 6, 32, seed=1), floats(BF16, 32, seed=2)

@@ -26,7 +26,7 @@ from .partition import Kind, Partition, partition
 from .symbols import Symbols
 
 # Rows register themselves.
-from . import rows_nn, rows_point, rows_reduce, rows_shape  # isort: skip  # noqa: F401
+from . import rows_index, rows_nn, rows_point, rows_reduce, rows_shape  # isort: skip  # noqa: F401
 
 _serial = itertools.count()
 

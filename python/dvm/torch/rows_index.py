@@ -1,0 +1,102 @@
+"""Rows that read at positions given by an index tensor.
+
+A position beyond the end raises dvm.OutOfRangeError, an IndexError like torch's own. Negative
+positions count from the end, also where torch would raise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from .fx import Emitter, Unsupported, Val, row
+from .rows_reduce import fold
+from .rows_shape import axis, like, reshape
+
+ELEMENTS, SLICES = 0, 1  # gather modes of the builder
+
+
+def _index(i: Val) -> Val:
+    if i.dtype not in (torch.int32, torch.int64):
+        raise Unsupported(f"index of dtype {i.dtype}")
+    return i
+
+
+def take(e: Emitter, x: Val, index: Val, dim: int) -> Val:
+    """Slices of x along dim, numpy.take."""
+    return like(e("gather", x, _index(index), dim, SLICES), x)
+
+
+def take_along(e: Emitter, x: Val, index: Val, dim: int) -> Val:
+    """Elements of x along dim; the index has x's rank and, but for dim, its sizes."""
+    return like(e("gather", x, _index(index), dim, ELEMENTS), x)
+
+
+@row("embedding.default")
+def embedding(e: Emitter, weight: Val, index: Val, *args: Any, **kw: Any) -> Val:
+    return take(e, weight, index, 0)
+
+
+@row("index_select.default")
+def index_select(e: Emitter, x: Val, dim: int, index: Val) -> Val:
+    if len(x.shape) == 0 or len(index.shape) != 1:
+        raise Unsupported("0-d index_select")
+    return take(e, x, index, axis(dim, len(x.shape)))
+
+
+@row("gather.default")
+def gather(e: Emitter, x: Val, dim: int, index: Val, *, sparse_grad: bool = False) -> Val:
+    rank = len(x.shape)
+    if rank == 0 or len(index.shape) == 0:
+        raise Unsupported("0-d gather")
+    dim = axis(dim, rank)
+    for d in range(rank):
+        # torch lets the index be smaller than x; the kernel reads whole rows
+        if d != dim and not _equal(x.shape[d], index.shape[d]):
+            raise Unsupported("gather with an index smaller than its source")
+    return take_along(e, x, index, dim)
+
+
+def _equal(a: Any, b: Any) -> bool:
+    if isinstance(a, int) and isinstance(b, int):
+        return a == b
+    return not isinstance(a, int) and not isinstance(b, int) and a.node.expr == b.node.expr
+
+
+@row("index.Tensor", "_unsafe_index.Tensor")
+def index(e: Emitter, x: Val, indices: Sequence[Val | None]) -> Val:
+    """x[:, i]: one index tensor. x[i, j] and masks are torch's."""
+    given = [(d, i) for d, i in enumerate(indices) if i is not None]
+    if len(given) != 1:
+        raise Unsupported("several index tensors")
+    d, i = given[0]
+    return take(e, x, i, d)
+
+
+@row("nll_loss_forward.default")
+def nll_loss(
+    e: Emitter, x: Val, target: Val, weight: Val | None, reduction: int, ignore: int
+) -> tuple:
+    if len(x.shape) != 2:
+        raise Unsupported("target without a batch")
+    n = x.shape[0]
+    loss_dtype, total_dtype = (t.dtype for t in e.out)
+    kept = e("not_equal", target, ignore, dtype=torch.bool)
+    safe = e("select", kept, target, 0, dtype=target.dtype)
+    picked = reshape(e, take_along(e, x, reshape(e, safe, (n, 1)), 1), (n,))
+    loss = e("neg", e.as_float(picked))
+    ones = e.number(1.0)
+    if weight is not None:
+        ones = e.as_float(take(e, weight, safe, 0))
+        loss = e("mul", loss, ones)
+    loss = e("select", kept, loss, 0.0, dtype=torch.float32)
+    if reduction == 0:
+        return e.result(loss, loss_dtype), e.result(e.number(0.0), total_dtype)
+    share = e("select", kept, ones, 0.0, dtype=torch.float32)
+    total = fold(e, "sum", share, [0], False)
+    loss = fold(e, "sum", loss, [0], False)
+    if reduction == 1:
+        loss = e("div", loss, total)
+    return e.result(loss, loss_dtype), e.result(total, total_dtype)
