@@ -488,9 +488,8 @@ XDEF XI XFN(trig_shift)(XCTX XI a, XI b, XI r, XI c) {
 /*
  * sin(x + phase pi/2) for every x. Above the bound |x| = M 2^k with a 24-bit M, and of 2/pi only the
  * 96 bits count that stand where the product has the weights 2^1 .. 2^-94: bits before them make
- * whole turns. Top two bits of M times that window: the quadrant. The rest, to 62 bits, is the
- * fraction; the closest any float comes to a multiple of pi/2 is near 2^-31, so 24 bits and more of
- * it are right.
+ * whole turns. The top two bits of M times that window are the quadrant, the next 56 the fraction; the
+ * closest any float comes to a multiple of pi/2 is near 2^-31, so its 24 bits are right.
  */
 XDEF XF XFN(trig)(XCTX XF x, int phase) {
     XF a = X_ABS(x);
@@ -521,25 +520,31 @@ XDEF XF XFN(trig)(XCTX XF x, int phase) {
     XI v2 = XFN(trig_shift)(XCTX_ w2, w3, sh, cs);
     XI mf = XI_AND(ai, XKI(0x007fffff));
     XI m = XI_OR(mf, XKI(0x00800000));
-    /* Product: top word p, next word the sum of l and h, whose carry the conversion absorbs. */
+    /* Product: top word p; the next one, halved and with its carry, n. */
     XI p0 = XI_MUL(m, v0);
     XI p1 = XI_UMULH(m, v1);
     XI p = XI_ADD(p0, p1);
-    XI l = XI_MUL(m, v1);
-    XI h = XI_UMULH(m, v2);
-    /* Nearest quadrant, and the fraction in units of 2^-30 from it: f + g, f exact in fp32. */
-    XI pr = XI_ADD(p, XKI(0x20000000));
+    XI l = XI_SHR(XI_MUL(m, v1), 1);
+    XI h = XI_SHR(XI_UMULH(m, v2), 1);
+    XI n = XI_ADD(l, h);
+    /*
+     * Nearest quadrant, and the fraction from it in units of 2^-30: a multiple of 32, exact in fp32, and
+     * a rest in -16 .. 16 with 26 more bits. The rest is one integer, so nothing is lost when p and n
+     * all but cancel.
+     */
+    XI pr = XI_ADD(p, XKI(0x20000010));
     XI il = XI_SHR(pr, 30);
     XI pf = XI_AND(pr, XKI(0x3fffffff));
     XI fi = XI_SUB(pf, XKI(0x20000000));
-    XF f = X_CVT_I2F(XI_AND(fi, XKI(0xffffff80)));
-    XF g0 = X_CVT_I2F(XI_AND(fi, XKI(0x7f)));
-    XF g1 = X_CVT_I2F(XI_SHR(l, 1));
-    XF g2 = X_CVT_I2F(h);
-    XF gh = X_FMA(g1, XK(0x1p-31f), g0);
-    XF g = X_FMA(g2, XK(0x1p-32f), gh);
+    XI fh = XI_AND(fi, XKI(0xffffffe0));
+    XI fl = XI_SHL(fi, 26);
+    XI f0 = XI_AND(fl, XKI(0x7c000000));
+    XI f1 = XI_SUB(f0, XKI(0x40000000));
+    XI f2 = XI_ADD(f1, XI_SHR(n, 5));
+    XF f = X_CVT_I2F(fh);
+    XF g = X_CVT_I2F(f2);
     /* Times pi/2. */
-    XF r0 = X_MUL(g, XK(0x1.921fb6p-30f));
+    XF r0 = X_MUL(g, XK(0x1.921fb6p-56f));
     XF r1 = X_FMA(f, XK(-0x1.777a5cp-55f), r0);
     XF r2 = X_FMA(f, XK(0x1.921fb6p-30f), r1);
     XF bad = X_SUB(a, a);

@@ -395,12 +395,23 @@ static void test_small_trig(void **state) {
     }
 }
 
+/* The inputs that come closest to multiples of pi/2, where the reduction has the fewest bits to spare. */
+static void test_hard_trig(void **state) {
+    (void)state;
+    static const float hard[] = {0x1.b08c4ap+112f, 0x1.628d4cp+40f, 0x1.f3d4bap+102f,
+                                 0x1.ffed06p+70f,  0x1.82p+127f,    0x1.ba3a3cp+119f};
+    for (size_t i = 0; i < 2 * (sizeof hard / sizeof *hard); i++) {
+        float x = i & 1 ? -hard[i / 2] : hard[i / 2];
+        assert_true(error_of(xc_sin(x), sinl(x)) <= 2);
+        assert_true(error_of(xc_cos(x), cosl(x)) <= 2);
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_bounds),
-        cmocka_unit_test(test_soft),
-        cmocka_unit_test(test_operations),
-        cmocka_unit_test(test_small_trig),
+        cmocka_unit_test(test_bounds),     cmocka_unit_test(test_soft),
+        cmocka_unit_test(test_operations), cmocka_unit_test(test_small_trig),
+        cmocka_unit_test(test_hard_trig),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
