@@ -62,6 +62,7 @@ static void copy_folds(struct dvm_jit_code *c, const struct dvm_jb *b, struct dv
         const struct dvm_jfold *f = &b->fold[k];
         to[k] = (struct dvm_jit_fold){
             .op = f->op, .vt = f->vt, .arg = f->arg, .out = f->out, .part = f->part};
+        to[k].size = (uint8_t)dvm_dtype_size(dvm_vt_dtype((enum dvm_vt)f->vt));
     }
 }
 
@@ -157,8 +158,6 @@ static dvm_status compile(const struct dvm_mem *m, struct dvm_jb *b, struct dvm_
     e.reg = dvm_arena_raw(b->arena, keys);
     e.slot = dvm_arena_raw(b->arena, keys * sizeof *e.slot);
     if (!e.reg || !e.slot) return DVM_ERR_NOMEM;
-    for (int k = 0; k < b->nfold; k++)
-        if (b->fold[k].arg) room = J_ARG_PARTS;
     int32_t parts = dvm_j_frame(b, b->part_bytes * room);
     DVM_TRY(emit(&e, &p, parts, &entry));
     return keep(m, &e, &p, parts, room, entry, out);

@@ -129,9 +129,11 @@ static dvm_vid find_const(struct dvm_jb *b, uint64_t bits, bool wide) {
     enum { N = DVM_COUNT(((struct dvm_jb *)0)->konst) };
     for (int probe = 0; probe < 8; probe++) {
         dvm_vid *slot = &b->konst[(h + (unsigned)probe) % N], v = *slot;
-        if (!v) return *slot = new_const(b, bits, wide);
-        if (b->val[v].wide == wide && !memcmp(b->pool + b->val[v].home, &bits, wide ? 8 : 4))
-            return v;
+        if (!v) {
+            b->konst_bits[(h + (unsigned)probe) % N] = bits;
+            return *slot = new_const(b, bits, wide);
+        }
+        if (b->val[v].wide == wide && b->konst_bits[(h + (unsigned)probe) % N] == bits) return v;
     }
     return new_const(b, bits, wide);
 }

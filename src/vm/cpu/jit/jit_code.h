@@ -6,7 +6,7 @@
 typedef void dvm_jit_fn(const struct dvm_strip_args *a, uint64_t stream);
 
 struct dvm_jit_fold {
-    uint8_t op, vt;
+    uint8_t op, vt, size; /* bytes of a result */
     bool arg;
     uint16_t out;
     int32_t part;
@@ -34,8 +34,7 @@ struct dvm_jit_code {
 enum {
     J_STAGE_BYTES = 16 << 10, /* of one staged operand */
     J_STAGE_ROWS = 8,         /* ROW: rows staged together */
-    J_PARTS = 64,             /* part records of a call */
-    J_ARG_PARTS = 16
+    J_PARTS = 64              /* part records of a call */
 };
 /* jit_run.c */
 void dvm_jit_run_map(const struct dvm_code *c, const struct dvm_strip_args *a);

@@ -406,8 +406,13 @@ static void compute(struct dvm_je *e, const struct dvm_mi *m, int u) {
         dvm_x_vec(&e->e, (enum dvm_x_op)m->op, attr, d, vvvv, rm, imm);
 }
 
-static void one(struct dvm_je *e, const struct dvm_mi *m, int u) {
-    e->lock[J_V] = e->lock[J_K] = 0;
+/* Nobody wants the result. */
+static bool is_dead(const struct dvm_je *e, const struct dvm_mi *m) {
+    const struct dvm_jval *x = &e->b->val[m->d];
+    return m->d && x->last < 0 && !x->crosses;
+}
+
+static void operation(struct dvm_je *e, const struct dvm_mi *m, int u) {
     if (m->op >= X_NVEC)
         dvm_j_pseudo(e, m, u);
     else if (m->flags & J_STORE)
@@ -417,9 +422,17 @@ static void one(struct dvm_je *e, const struct dvm_mi *m, int u) {
     else
         compute(e, m, u);
     e->lock[J_V] = e->lock[J_K] = 0;
+    born(e, m, u);
+}
+
+static void one(struct dvm_je *e, const struct dvm_mi *m, int u) {
+    e->lock[J_V] = e->lock[J_K] = 0;
+    if (is_dead(e, m))
+        dvm_j_done(e, m, u);
+    else
+        operation(e, m, u);
     for (; e->nended; e->nended--)
         if (e->nspare < (int)DVM_COUNT(e->spare)) e->spare[e->nspare++] = e->ended[e->nended - 1];
-    born(e, m, u);
 }
 
 void dvm_j_begin_list(struct dvm_je *e, int list) {

@@ -39,9 +39,10 @@ struct dvm_je {
 /* How the loops are made. */
 struct dvm_jplan {
     int unroll;
-    bool acc_regs; /* accumulators of the main loop are in registers */
-    bool stream;   /* there is a loop with non-temporal stores */
-    int pressure;  /* values of the body alive at once */
+    bool acc_regs;  /* accumulators of the main loop are in registers */
+    bool stream;    /* there is a loop with non-temporal stores */
+    bool tail_only; /* every unit is done as a tail: halves the code where masks cost nothing */
+    int pressure;   /* values of the body alive at once */
 };
 
 /* jit_plan.c, jit_loop.c */

@@ -85,7 +85,34 @@ static dvm_vid equal(struct dvm_jb *b, int vt, struct cell x, struct cell y) {
     return m.lo;
 }
 
-/* ties: indices of x are not known to be the smaller ones. */
+/* argmax and argmin of numbers and indices of one width. ties: indices of x are not known to be the smaller ones. */
+struct wide_cell {
+    struct dvm_jpair v, idx;
+};
+
+static dvm_vid smaller_index(struct dvm_jb *b, int vt, struct dvm_jpair x, struct dvm_jpair y) {
+    struct dvm_jpair in[3] = {y, x, x}, m = {0};
+    if (!is_wide(vt)) return dvm_j_cmpi(b, y.lo, x.lo, J_I_LT);
+    dvm_j_ew64(b, DVM_OP_LT, in, &m);
+    return m.lo;
+}
+
+static struct wide_cell join_arg(struct dvm_jb *b, const struct dvm_jfold *f, struct wide_cell x,
+                                 struct wide_cell y) {
+    struct cell xv = {x.v, 0}, yv = {y.v, 0};
+    struct wide_cell r;
+    dvm_vid k = better(b, f->op == DVM_OP_ARGMAX, f->vt, xv, yv), eq = equal(b, f->vt, xv, yv);
+    k = dvm_j_bor(b, k, dvm_j_band(b, eq, smaller_index(b, f->vt, x.idx, y.idx)));
+    if (is_wide(f->vt)) {
+        r.v = dvm_j_sel64(b, k, y.v, x.v);
+        r.idx = dvm_j_sel64(b, k, y.idx, x.idx);
+    } else {
+        r.v.lo = r.v.hi = dvm_j_sel(b, k, y.v.lo, x.v.lo);
+        r.idx.lo = r.idx.hi = dvm_j_sel(b, k, y.idx.lo, x.idx.lo);
+    }
+    return r;
+}
+
 static struct cell arg(struct dvm_jb *b, int op, int vt, struct cell x, struct cell y, bool ties) {
     struct cell r = {{0}, 0};
     dvm_vid k = better(b, op == DVM_OP_ARGMAX, vt, x, y);
@@ -166,10 +193,8 @@ static void write_cell(struct dvm_jb *b, const struct dvm_jfold *f, struct cell 
     if (f->arg) write_acc(b, f->acc + f->nacc, x.idx);
 }
 
-/* Bytes of a part record: a number, or for argmax and argmin a vector of numbers and one of indices. */
-static int32_t part_size(const struct dvm_jb *b, const struct dvm_jfold *f) {
-    return f->arg ? b->width * (is_wide(f->vt) ? 12 : 8) : 8;
-}
+/* Bytes of a part record: a number, and for argmax and argmin its index. */
+static int32_t part_size(const struct dvm_jfold *f) { return f->arg ? 16 : 8; }
 
 static struct dvm_jfold *new_fold(struct dvm_jb *b, const struct dvm_ins *ins) {
     struct dvm_jfold *f = &b->fold[b->nfold++];
@@ -179,7 +204,7 @@ static struct dvm_jfold *new_fold(struct dvm_jb *b, const struct dvm_ins *ins) {
     f->arg = dvm_bc_is_arg(ins->b);
     f->nacc = wide ? 2 : 1;
     f->part = b->part_bytes;
-    b->part_bytes += part_size(b, f);
+    b->part_bytes += part_size(f);
     dvm_vid ident = identity(b, f->op, f->vt);
     int32_t lanes = dvm_j_frame(b, wide ? 512 : 256);
     for (int k = 0; k < f->nacc; k++) new_acc(b, ident, wide, k, lanes);
@@ -258,20 +283,50 @@ static dvm_vid fold_lanes(struct dvm_jb *b, const struct dvm_jfold *f, struct ce
     return x.v.lo;
 }
 
+/* The upper half of the first `bytes` bytes of a vector, in the lower half. */
+static dvm_vid upper(struct dvm_jb *b, dvm_vid x, int bytes) {
+    struct dvm_mi m = {.op = X_VEXTRACTF64X4, .attr = X_512, .a = x, .imm = 1};
+    if (bytes == 32) {
+        m.op = b->z ? X_VEXTRACTF32X4 : X_VEXTRACTF128;
+        m.attr = X_256;
+    }
+    if (bytes < 32)
+        m = (struct dvm_mi){
+            .op = X_VPERMILPS, .attr = X_128, .b = x, .imm = bytes == 16 ? 0xee : 0x55};
+    return dvm_j_op(b, J_V, m);
+}
+
+/* The same for argmax and argmin, in whole vectors whose upper lanes no longer matter. Beside 64-bit numbers stand
+ * 64-bit indices, so that one mask fits both. */
+static struct cell fold_arg_lanes(struct dvm_jb *b, const struct dvm_jfold *f, struct cell x) {
+    bool wide = is_wide(f->vt);
+    struct dvm_jpair idx = {x.idx, x.idx};
+    if (wide) dvm_j_cast(b, DVM_VT_I32, DVM_VT_I64, (struct dvm_jpair){x.idx, x.idx}, &idx);
+    struct wide_cell c = {x.v, idx};
+    if (wide)
+        c = join_arg(b, f, (struct wide_cell){{c.v.lo, c.v.lo}, {idx.lo, idx.lo}},
+                     (struct wide_cell){{c.v.hi, c.v.hi}, {idx.hi, idx.hi}});
+    for (int bytes = b->width * 4; bytes > (wide ? 8 : 4); bytes /= 2) {
+        dvm_vid v = upper(b, c.v.lo, bytes), k = upper(b, c.idx.lo, bytes);
+        c = join_arg(b, f, c, (struct wide_cell){{v, v}, {k, k}});
+    }
+    return (struct cell){c.v, c.idx.lo};
+}
+
 static void part(struct dvm_jb *b, int32_t disp, unsigned attr, dvm_vid v) {
     dvm_j_op(b, -1, (struct dvm_mi){.op = M_PART, .attr = (uint8_t)attr, .a = v, .disp = disp});
 }
 
 static void end_row(struct dvm_jb *b, const struct dvm_jfold *f) {
     struct cell x = fold_units(b, f);
-    int32_t vec = b->width * 4, at = f->part;
-    if (!f->arg) {
-        part(b, at, is_wide(f->vt), fold_lanes(b, f, x));
-        return;
+    bool wide = is_wide(f->vt);
+    if (f->arg) {
+        x = fold_arg_lanes(b, f, x);
+        part(b, f->part, wide, x.v.lo);
+        part(b, f->part + 8, wide, x.idx);
+    } else {
+        part(b, f->part, wide, fold_lanes(b, f, x));
     }
-    part(b, at, 2 + b->len, x.v.lo);
-    if (is_wide(f->vt)) part(b, at += vec, 2 + b->len, x.v.hi);
-    part(b, at + vec, 2 + b->len, x.idx);
 }
 
 static void end_col(struct dvm_jb *b, const struct dvm_jfold *f) {

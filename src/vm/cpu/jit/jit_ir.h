@@ -124,7 +124,8 @@ struct dvm_jb {
     uint32_t nval, cap;
     uint8_t *pool; /* constants */
     uint32_t npool, pool_cap;
-    dvm_vid konst[64];    /* hash of the constants by bits */
+    dvm_vid konst[128]; /* hash of the constants by bits */
+    uint64_t konst_bits[128];
     struct dvm_jpair *of; /* strip value -> values */
     struct dvm_jfold fold[J_MAX_FOLDS];
     struct dvm_jacc acc[3 * J_MAX_FOLDS];

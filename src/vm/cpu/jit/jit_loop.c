@@ -118,7 +118,12 @@ static void enter(struct dvm_je *e, const struct dvm_jplan *p, int32_t parts) {
 }
 
 static void leave(struct dvm_je *e, const struct dvm_jplan *p) {
-    if (p->stream) dvm_x_sfence(&e->e);
+    if (p->stream) {
+        imm(e, G_CMP_I8, dvm_j_frame_at(J_F_STREAM), 0);
+        int plain = dvm_x_jump(&e->e, X_E);
+        dvm_x_sfence(&e->e);
+        dvm_x_land(&e->e, plain);
+    }
     dvm_x_vzeroupper(&e->e);
     if (misaligned(e)) dvm_x_pop(&e->e, X_RAX);
     for (int k = (int)DVM_COUNT(saved_regs) - 1; k >= 0; k--)
@@ -192,11 +197,16 @@ static void mask_avx512(struct dvm_je *e) {
     dvm_x_vec(&e->e, X_KSHIFTRW, X_128, 2, 0, dvm_x_reg(1), 8);
 }
 
-/* Masks are read from a row of eight ones and eight zeros. */
-static void mask_avx2(struct dvm_je *e) {
-    dvm_x_mov_imm64(&e->e, X_R11, 8);
+/* rax = min(rax, a vector) */
+static void at_most_a_vector(struct dvm_je *e) {
+    dvm_x_mov_imm64(&e->e, X_R11, (uint64_t)e->b->width);
     gpr(e, G_CMP, X_RAX, dvm_x_reg(X_R11));
     gpr(e, G_CMOVGE, X_RAX, dvm_x_reg(X_R11));
+}
+
+/* Masks are read from a row of eight ones and eight zeros. */
+static void mask_avx2(struct dvm_je *e) {
+    at_most_a_vector(e);
     gpr(e, G_MOV_ST, X_RAX, dvm_j_frame_at(J_F_REM));
     imm(e, G_NEG, dvm_x_reg(X_RAX), 0);
     gpr(e, G_LEA, X_R11, dvm_x_pool(e->b->mask_table + 32));
@@ -211,9 +221,10 @@ static void mask_avx2(struct dvm_je *e) {
 }
 
 /* rax = columns left */
-static void tail_masks(struct dvm_je *e) {
+static void tail_masks(struct dvm_je *e, bool tail_only) {
     gpr(e, G_MOV, X_RAX, dvm_x_reg(J_R_END));
     gpr(e, G_SUB, X_RAX, dvm_x_reg(J_R_COL));
+    if (e->b->z && tail_only) at_most_a_vector(e); /* bzhi looks at 8 bits */
     if (e->b->z && e->b->calls) gpr(e, G_MOV_ST, X_RAX, dvm_j_frame_at(J_F_REM));
     if (e->b->z)
         mask_avx512(e);
@@ -222,15 +233,15 @@ static void tail_masks(struct dvm_je *e) {
 }
 
 /* What the unrolled loop left, a unit at a time, the last one cut. */
-static void tail_loop(struct dvm_je *e, int units) {
+static void tail_loop(struct dvm_je *e, const struct dvm_jplan *p) {
     int top = dvm_enc_at(&e->e);
     gpr(e, G_CMP, J_R_COL, dvm_x_reg(J_R_END));
     int done = dvm_x_jump(&e->e, X_GE);
-    tail_masks(e);
+    tail_masks(e, p->tail_only);
     e->masked = true;
     body(e, 1);
     e->masked = false;
-    if (units > 1) {
+    if (p->unroll > 1 || p->tail_only) {
         add_imm(e, dvm_x_reg(J_R_COL), e->b->width);
         dvm_x_jump_back(&e->e, X_ALWAYS, top);
     }
@@ -244,6 +255,7 @@ struct cold {
 
 static struct cold columns(struct dvm_je *e, const struct dvm_jplan *p) {
     struct cold c = {0, 0};
+    if (p->tail_only) return c;
     gpr(e, G_LEA, X_R11, dvm_x_mem(J_R_END, -p->unroll * e->b->width));
     gpr(e, G_CMP, J_R_COL, dvm_x_reg(X_R11));
     int short_row = dvm_x_jump(&e->e, X_G);
@@ -292,7 +304,7 @@ static void map_rows(struct dvm_je *e, const struct dvm_jplan *p) {
     dvm_x_gpr(&e->e, G_XOR, false, J_R_COL, dvm_x_reg(J_R_COL), 0);
     gpr(e, G_MOV, J_R_END, dvm_j_frame_at(J_F_N));
     struct cold c = columns(e, p);
-    tail_loop(e, p->unroll);
+    tail_loop(e, p);
     imm(e, G_DEC, dvm_x_reg(J_R_ROW), 0);
     int out = dvm_x_jump(&e->e, X_E);
     next_row(e);
@@ -312,7 +324,7 @@ static void block(struct dvm_je *e, const struct dvm_jplan *p) {
     columns(e, p);
     if (p->acc_regs) save_accs(e, units);
     e->acc_regs = false;
-    tail_loop(e, p->unroll);
+    tail_loop(e, p);
     dvm_j_emit(e, J_END);
     add_imm(e, dvm_j_frame_at(J_F_PART), e->b->part_bytes);
 }
@@ -349,10 +361,7 @@ static void column_group(struct dvm_je *e, int units) {
     dvm_j_emit(e, J_END);
 }
 
-static void fold_columns(struct dvm_je *e, const struct dvm_jplan *p) {
-    e->acc_regs = p->acc_regs;
-    dvm_x_gpr(&e->e, G_XOR, false, J_R_COL, dvm_x_reg(J_R_COL), 0);
-    gpr(e, G_MOV, J_R_END, dvm_j_frame_at(J_F_N));
+static void whole_groups(struct dvm_je *e, const struct dvm_jplan *p) {
     gpr(e, G_LEA, X_R11, dvm_x_mem(J_R_END, -p->unroll * e->b->width));
     int top = dvm_enc_at(&e->e);
     gpr(e, G_CMP, J_R_COL, dvm_x_reg(X_R11));
@@ -361,15 +370,22 @@ static void fold_columns(struct dvm_je *e, const struct dvm_jplan *p) {
     add_imm(e, dvm_x_reg(J_R_COL), p->unroll * e->b->width);
     dvm_x_jump_back(&e->e, X_ALWAYS, top);
     dvm_x_land(&e->e, rest);
-    top = dvm_enc_at(&e->e);
+}
+
+static void fold_columns(struct dvm_je *e, const struct dvm_jplan *p) {
+    e->acc_regs = p->acc_regs;
+    dvm_x_gpr(&e->e, G_XOR, false, J_R_COL, dvm_x_reg(J_R_COL), 0);
+    gpr(e, G_MOV, J_R_END, dvm_j_frame_at(J_F_N));
+    if (!p->tail_only) whole_groups(e, p);
+    int top = dvm_enc_at(&e->e);
     gpr(e, G_CMP, J_R_COL, dvm_x_reg(J_R_END));
     int done = dvm_x_jump(&e->e, X_GE);
-    tail_masks(e);
+    tail_masks(e, p->tail_only);
     e->masked = true;
     column_group(e, 1);
     e->masked = false;
     add_imm(e, dvm_x_reg(J_R_COL), e->b->width);
-    if (p->unroll > 1) dvm_x_jump_back(&e->e, X_ALWAYS, top);
+    if (p->unroll > 1 || p->tail_only) dvm_x_jump_back(&e->e, X_ALWAYS, top);
     dvm_x_land(&e->e, done);
     e->acc_regs = false;
 }

@@ -194,6 +194,27 @@ static dvm_vid select_b1(struct dvm_jb *b, dvm_vid m, dvm_vid x, dvm_vid y) {
     return dvm_j_bor(b, dvm_j_band(b, m, x), dvm_j_band(b, dvm_j_bnot(b, m), y));
 }
 
+/* ---- a sign taken back: x + -y is x - y to the bit. The negation is dropped when nothing else uses it. */
+
+static bool is_neg(const struct dvm_jb *b, int at) {
+    return b->s->ins[at].op == DVM_OP_NEG && b->s->ins[at].type == DVM_VT_F32;
+}
+
+static dvm_vid source_of(const struct dvm_jb *b, int at) { return b->of[b->s->ins[at].a].lo; }
+
+static dvm_vid signed_f32(struct dvm_jb *b, const struct dvm_ins *i, const dvm_vid v[3]) {
+    switch (i->op) {
+    case DVM_OP_ADD:
+        if (is_neg(b, i->b)) return dvm_j_2(b, X_VSUBPS, v[0], source_of(b, i->b));
+        if (is_neg(b, i->a)) return dvm_j_2(b, X_VSUBPS, v[1], source_of(b, i->a));
+        return 0;
+    case DVM_OP_SUB:
+        if (is_neg(b, i->b)) return dvm_j_2(b, X_VADDPS, v[0], source_of(b, i->b));
+        return 0;
+    default: return 0;
+    }
+}
+
 /* ---- instructions */
 
 static bool ew(struct dvm_jb *b, const struct dvm_ins *i, struct dvm_jpair *out) {
@@ -214,7 +235,8 @@ static bool ew(struct dvm_jb *b, const struct dvm_ins *i, struct dvm_jpair *out)
     case DVM_VT_I64: return dvm_j_ew64(b, op, in, out);
     case DVM_VT_B1: out->lo = ew_b1(b, op, v[0], v[1]); break;
     case DVM_VT_F32:
-        out->lo = i->type == DVM_VT_B1 ? compare_f32(b, op, v[0], v[1]) : dvm_j_f32(b, op, v);
+        out->lo = i->type == DVM_VT_B1 ? compare_f32(b, op, v[0], v[1]) : signed_f32(b, i, v);
+        if (!out->lo) out->lo = dvm_j_f32(b, op, v);
         break;
     default:
         out->lo = i->type == DVM_VT_B1 ? dvm_j_cmpi(b, v[0], v[1], predicate_of(op))

@@ -4,11 +4,12 @@
 #include "vm/cpu/jit/jit_emit.h"
 
 enum {
-    TEMPS = 3,     /* registers left for values that come from memory */
-    LEAST = 6,     /* for one operation and its operands */
-    MAP_BODY = 48, /* operations of an unrolled body: beyond, the loop itself no longer counts */
+    TEMPS = 3,      /* registers left for values that come from memory */
+    LEAST = 6,      /* for one operation and its operands */
+    MAP_BODY = 160, /* operations of an unrolled body: beyond, the loop itself no longer counts */
     ROW_BODY = 200,
-    STREAM_BODY = 48 /* longer bodies do not wait for memory */
+    STREAM_BODY = 48, /* longer bodies do not wait for memory */
+    TAIL_BODY = 96    /* AVX-512: longer bodies are emitted once, under a mask */
 };
 
 static bool ends(const struct dvm_jb *b, dvm_vid v, int list, int at) {
@@ -64,6 +65,8 @@ static void plan_units(struct dvm_je *e, struct dvm_jplan *p) {
     p->pressure = most[J_V];
     p->unroll = 1;
     p->acc_regs = false;
+    p->tail_only = b->z && n > TAIL_BODY;
+    if (p->tail_only) return;
     if (b->s->mode == DVM_MODE_MAP) {
         p->unroll = map_units(e, most);
         p->stream = n * p->unroll <= STREAM_BODY && !b->calls && !b->nscan;

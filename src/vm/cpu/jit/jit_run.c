@@ -189,21 +189,14 @@ void dvm_jit_run_map(const struct dvm_code *code, const args *a) {
 /* ---- rows */
 
 /* The part of one block. first: index of its first element. */
-static struct dvm_part read_part(const struct dvm_jit_code *c, const struct dvm_jit_fold *f,
-                                 const char *record, int64_t first) {
+static struct dvm_part read_part(const struct dvm_jit_fold *f, const char *record, int64_t first) {
     struct dvm_part p = {.idx = 0};
-    int size = f->vt == DVM_VT_I64 ? 8 : 4;
-    const char *number = record + f->part, *index = number + c->width * size;
-    memcpy(&p.v, number, (size_t)size);
+    int32_t idx;
+    memcpy(&p.v, record + f->part, 8);
+    if (f->vt != DVM_VT_I64) p.v.bits = (uint32_t)p.v.bits;
     if (!f->arg) return p;
-    for (int k = 0; k < c->width; k++) {
-        struct dvm_part q = {.idx = 0};
-        int32_t lane;
-        memcpy(&q.v, number + k * size, (size_t)size);
-        memcpy(&lane, index + 4 * k, 4);
-        q.idx = first + lane;
-        p = k ? dvm_part_join(f->op, (enum dvm_vt)f->vt, p, q) : q;
-    }
+    memcpy(&idx, record + f->part + 8, 4); /* below 1024, also where it stands as 64 bits */
+    p.idx = first + idx;
     return p;
 }
 
@@ -212,7 +205,7 @@ static struct dvm_part join_parts(const struct dvm_jit_code *c, const struct dvm
                                   const char *record, int64_t n, int64_t first) {
     struct dvm_part p[J_PARTS];
     for (int64_t k = 0; k < n; k++)
-        p[k] = read_part(c, f, record + k * c->part_bytes, first + k * DVM_TREE_BLOCK);
+        p[k] = read_part(f, record + k * c->part_bytes, first + k * DVM_TREE_BLOCK);
     bool sum = f->op == DVM_OP_SUM && f->vt == DVM_VT_F32;
     for (; n > 1; n = (n + 1) / 2) {
         for (int64_t k = 0; k < n / 2; k++) {
@@ -226,21 +219,37 @@ static struct dvm_part join_parts(const struct dvm_jit_code *c, const struct dvm
     return p[0];
 }
 
-static void write_result(const struct dvm_jit_code *c, const args *a, const struct dvm_jit_fold *f,
-                         int64_t i, struct dvm_part p) {
+static void put_number(char *to, const struct dvm_part *p, int size) {
+    switch (size) {
+    case 1: memcpy(to, &p->v, 1); break;
+    case 4: memcpy(to, &p->v, 4); break;
+    default: memcpy(to, &p->v, 8); break;
+    }
+}
+
+static void write_result(const args *a, const struct dvm_jit_fold *f, int64_t i,
+                         struct dvm_part p) {
     const struct dvm_opnd_arg *out = &a->opnd[f->out];
     if (f->arg) {
         memcpy(out->ptr + i * out->rs, &p.idx, 8);
         out++;
     }
-    memcpy(out->ptr + i * out->rs, &p.v, (size_t)size_of(c, f->out + f->arg));
+    put_number(out->ptr + i * out->rs, &p, f->size);
+}
+
+/* One block a row: its part is the result. */
+static void write_results(const struct dvm_jit_code *c, const args *a, const struct dvm_jit_fold *f,
+                          int64_t i, int64_t rows) {
+    const char *record = at(a, c->parts);
+    for (int64_t r = 0; r < rows; r++, record += c->part_bytes)
+        write_result(a, f, i + r, read_part(f, record, a->pos));
 }
 
 static void write_identities(const struct dvm_jit_code *c, const args *a) {
     for (int k = 0; k < c->nfold; k++) {
         const struct dvm_jit_fold *f = &c->fold[k];
         struct dvm_part p = dvm_part_identity(f->op, (enum dvm_vt)f->vt);
-        for (int64_t i = 0; i < a->m; i++) write_result(c, a, f, i, p);
+        for (int64_t i = 0; i < a->m; i++) write_result(a, f, i, p);
     }
 }
 
@@ -252,12 +261,14 @@ static void short_rows(const struct dvm_jit_code *c, const args *a) {
         if (i) sub_box(c, a, &sub, i, 0);
         sub.m = DVM_MIN(step, a->m - i);
         call(c, &sub, 0);
-        for (int k = 0; k < c->nfold; k++)
-            for (int64_t r = 0; r < sub.m; r++) {
+        for (int k = 0; k < c->nfold; k++) {
+            if (blocks == 1) write_results(c, a, &c->fold[k], i, sub.m);
+            for (int64_t r = 0; blocks > 1 && r < sub.m; r++) {
                 const char *record = at(a, c->parts) + r * blocks * c->part_bytes;
-                write_result(c, a, &c->fold[k], i + r,
+                write_result(a, &c->fold[k], i + r,
                              join_parts(c, &c->fold[k], record, blocks, a->pos));
             }
+        }
     }
 }
 
@@ -290,7 +301,7 @@ static void long_rows(const struct dvm_jit_code *c, const args *a, int64_t rows,
         for (int64_t r = 0; r < m; r++)
             for (int k = 0; k < c->nfold; k++) {
                 const struct dvm_jit_fold *f = &c->fold[k];
-                write_result(c, a, f, i + r,
+                write_result(a, f, i + r,
                              dvm_tree_end(&tree[r * c->nfold + k], f->op, (enum dvm_vt)f->vt));
             }
     }
