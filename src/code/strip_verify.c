@@ -1,7 +1,7 @@
 /* The bytecode verifier. Needs nothing but readable arrays of the stated lengths; guarantees that
  * every index is in range, that values are defined before use and of the types of ops.def, that
- * each operand is used only in its role and that unused fields are zero (so that equal strips have
- * equal bytes and text). Never allocates, never looks at strides or addresses: those are the
+ * each operand is used only in its role, outputs by exactly one instruction, and that unused fields
+ * are zero (so that equal strips have equal bytes and text). Never allocates, never looks at strides or addresses: those are the
  * binder's. */
 #include <stdarg.h>
 #include <stdio.h>
@@ -218,5 +218,9 @@ dvm_status dvm_strip_verify(const struct dvm_strip *s) {
     for (int k = 0; k < s->nopnd; k++) DVM_TRY(check_opnd(s, k));
     struct check c = {.s = s};
     for (; c.at < s->nins; c.at++) DVM_TRY(check_ins(&c));
+    for (int k = 0; k < s->nopnd; k++)
+        if ((s->opnd[k].role == DVM_ROLE_STORE || s->opnd[k].role == DVM_ROLE_FOLD) &&
+            !(c.written[k / 64] >> (k % 64) & 1))
+            DVM_FAIL(FORMAT, "strip operand o%d: nothing writes it", k);
     return DVM_OK;
 }

@@ -1,12 +1,14 @@
 /* Strips from hostile bytes: through the readers of text and bytes, and made up from them directly.
  * Whatever the verifier lets pass is printed and read back, encoded and decoded, and run on the
- * reference and on the CPU device, in memory of the exact size: outputs must agree bit for bit. */
+ * reference and on all tiers of the CPU, in memory of the exact size: outputs must agree bit for bit. */
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/cpuflags.h"
 #include "code/bc_table.h"
 #include "code/strip_bytes.h"
 #include "code/strip_text.h"
+#include "vm/cpu/jit/jit.h"
 #include "vm/dev.h"
 
 static const struct dvm_mem mem = {dvm_mem_system, NULL};
@@ -33,7 +35,7 @@ enum { MAX_OPND = 12, MAX_INS = 48, MAX_LIT = 4, MAX_M = 4, MAX_N = 1100 };
 
 struct made {
     struct dvm_strip s;
-    struct dvm_opnd opnd[MAX_OPND];
+    struct dvm_opnd opnd[MAX_OPND], final[MAX_OPND];
     uint64_t lit[MAX_LIT];
     struct dvm_ins ins[MAX_INS];
 };
@@ -70,6 +72,26 @@ static struct dvm_opnd operand(const struct made *m, struct bytes *b) {
     return o;
 }
 
+/* Outputs that nothing writes become inputs. */
+static bool good(struct made *m) {
+    struct dvm_opnd now[MAX_OPND];
+    uint32_t written = 0;
+    for (int k = 0; k < m->s.nins; k++) {
+        const struct dvm_ins *i = &m->ins[k];
+        if (i->op == DVM_BC_STORE) written |= 1u << i->a;
+        if (i->op == DVM_BC_FOLD) written |= (dvm_bc_is_arg(i->b) ? 3u : 1u) << i->c;
+    }
+    memcpy(now, m->opnd, sizeof now);
+    for (int o = 0; o < m->s.nopnd; o++)
+        if (now[o].role == DVM_ROLE_STORE || now[o].role == DVM_ROLE_FOLD)
+            if (!(written >> o & 1)) now[o].role = DVM_ROLE_LOAD;
+    m->s.opnd = now;
+    bool ok = dvm_strip_verify(&m->s) == DVM_OK;
+    m->s.opnd = m->opnd;
+    memcpy(m->final, now, sizeof now);
+    return ok;
+}
+
 /* Mostly sensible: a few fields are right by construction, the rest is for the verifier. */
 static void make(struct made *m, struct bytes *b) {
     memset(m, 0, sizeof *m);
@@ -99,8 +121,10 @@ static void make(struct made *m, struct bytes *b) {
         if (op == DVM_BC_LOAD || op == DVM_BC_STORE || op == DVM_BC_PICK)
             i->type = dvm_vt_of(m->opnd[i->a].dtype);
         m->s.nins++;
-        if (dvm_strip_verify(&m->s) != DVM_OK) m->s.nins--; /* dropped, so that the rest can pass */
+        if (!good(m)) m->s.nins--; /* dropped, so that the rest can pass */
     }
+    good(m);
+    m->s.opnd = m->final;
 }
 
 /* ---- running ------------------------------------------------------------------------------------ */
@@ -153,13 +177,48 @@ static void one_nan(const struct dvm_strip *s, int o, char *p, size_t n) {
     }
 }
 
-static uint32_t run(const struct dvm_dev *dev, const struct dvm_strip *s,
+/* The reference, the VM at its lowest and its best level, machine code at both of its levels. */
+enum { REF, VM_BASE, VM_BEST, JIT_AVX2, JIT_AVX512, TIERS };
+
+static struct dvm_dev device(int tier) {
+    struct dvm_dev d;
+    setenv("DVM_JIT", "0", 1); /* of the CPU device only the VM */
+    if (tier == REF)
+        CHECK(dvm_dev_ref(&d) == DVM_OK);
+    else
+        CHECK(dvm_dev_cpu(tier == VM_BASE ? "base" : NULL, &d) == DVM_OK);
+    return d;
+}
+
+static struct dvm_code *compiled(int tier, const struct dvm_strip *s) {
+    struct dvm_code *code = NULL;
+    if (tier < JIT_AVX2) {
+        struct dvm_dev d = device(tier);
+        CHECK(d.compile(&d, &mem, s, &code) == DVM_OK);
+        return code;
+    }
+    int isa = tier == JIT_AVX2 ? DVM_JIT_AVX2 : DVM_JIT_AVX512;
+    unsetenv("DVM_JIT");
+    if ((int)dvm_jit_isa_of(dvm_cpu_flags()) < isa || dvm_jit_refused()) return NULL;
+    dvm_status st = dvm_jit_compile(&mem, s, isa, &code);
+    CHECK(st == DVM_OK || st == DVM_ERR_UNSUPPORTED);
+    return code;
+}
+
+static void destroy(int tier, struct dvm_code *code) {
+    struct dvm_dev d = device(REF);
+    if (tier < JIT_AVX2) d = device(tier);
+    if (tier < JIT_AVX2)
+        d.destroy(&d, &mem, code);
+    else
+        dvm_jit_destroy(&mem, code);
+}
+
+static uint32_t run(const struct dvm_code *code, const struct dvm_strip *s,
                     const struct dvm_opnd_arg *opnd, int64_t m, int64_t n) {
     static const uint64_t param[2] = {1, 0};
     uint64_t params[2] = {param[0], param[1]};
     uint32_t fault = 0;
-    struct dvm_code *code;
-    CHECK(dev->compile(dev, &mem, s, &code) == DVM_OK);
     size_t size = (code->scratch + 63) & ~(size_t)63;
     void *scratch = aligned_alloc(64, size + 64);
     struct dvm_strip_args a = {.opnd = opnd,
@@ -171,35 +230,34 @@ static uint32_t run(const struct dvm_dev *dev, const struct dvm_strip *s,
                                .fault = &fault};
     code->run(code, &a);
     free(scratch);
-    dev->destroy(dev, &mem, code);
     return fault;
 }
 
 static void run_all(const struct dvm_strip *s, int64_t m, int64_t n) {
-    static const char *const levels[] = {"base", NULL};
     struct buffer buf[MAX_OPND] = {{0}};
     struct dvm_opnd_arg arg[MAX_OPND];
     char *want[MAX_OPND] = {0};
-    struct dvm_dev dev;
+    uint32_t fault = 0;
     for (int o = 0; o < s->nopnd; o++) place(&buf[o], &arg[o], s, o, m, n, (unsigned)o * 7 + 1);
-    dvm_dev_ref(&dev);
-    uint32_t fault = run(&dev, s, arg, m, n);
-    for (int o = 0; o < s->nopnd; o++) {
-        if (!buf[o].p) continue;
-        want[o] = malloc(buf[o].n + 1);
-        memcpy(want[o], buf[o].p, buf[o].n);
-        one_nan(s, o, want[o], buf[o].n);
-    }
-    for (size_t l = 0; l < DVM_COUNT(levels); l++) {
-        if (dvm_dev_cpu(levels[l], &dev) != DVM_OK) continue;
+    for (int tier = REF; tier < TIERS; tier++) {
+        struct dvm_code *code = compiled(tier, s);
+        if (!code) continue;
         for (int o = 0; o < s->nopnd; o++)
             if (buf[o].p) memcpy(buf[o].p, buf[o].first, buf[o].n);
-        CHECK(run(&dev, s, arg, m, n) == fault);
+        uint32_t got = run(code, s, arg, m, n);
+        if (tier == REF) fault = got;
+        CHECK(got == fault);
         for (int o = 0; o < s->nopnd; o++) {
             if (!buf[o].p) continue;
             one_nan(s, o, buf[o].p, buf[o].n);
+            if (tier == REF) {
+                want[o] = malloc(buf[o].n + 1);
+                CHECK(want[o]);
+                memcpy(want[o], buf[o].p, buf[o].n);
+            }
             CHECK(memcmp(buf[o].p, want[o], buf[o].n) == 0);
         }
+        destroy(tier, code);
     }
     for (int o = 0; o < s->nopnd; o++) {
         free(buf[o].p);

@@ -146,6 +146,8 @@ static void roles(void **state) {
     REFUSED("role load, not fold", opnd[5].role = DVM_ROLE_LOAD);
     REFUSED("written twice", ins[13] = ins[12]);
     REFUSED("written twice", ins[8].c = 5); /* also the value of the argmax */
+    REFUSED("o6: nothing writes it", ins[12] = ins[13]);
+    REFUSED("o5: nothing writes it", ins[9].b = DVM_OP_RMAX; opnd[4].dtype = DVM_F32);
     REFUSED("map strip", s.mode = DVM_MODE_MAP);
     REFUSED("whole rows", s.flags = 0);
     REFUSED("whole rows", s.mode = DVM_MODE_COL;
