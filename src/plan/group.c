@@ -167,6 +167,7 @@ static bool place(struct planner *p, struct root r) {
     p->cur_root = r.node;
     struct pnode *n = &p->node.p[r.node];
     if (r.kind == ROOT_RED) {
+        g->second = n->second && (g->second || g->roots.n == 1);
         if (g->kind == DVM_MODE_MAP) adopt(p, g, n);
         g->alone = n->alone;
     }

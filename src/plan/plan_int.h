@@ -19,6 +19,7 @@ struct pnode {
     uint8_t op, dtype, cls, nin;
     uint8_t inner;  /* RED: ROW form */
     uint8_t mat;    /* MAT_*: computed as a root of its own and read back by later kernels */
+    uint8_t second; /* RED: joins the row results of a reduction over inner and outer axes */
     uint8_t alone;  /* RED: shares a kernel with reductions like it only */
     uint8_t direct; /* CONCAT: written straight to output `at` of its only user */
     uint8_t pass;   /* first pass in which the value exists, in group `need` */
@@ -133,6 +134,7 @@ struct group {
     int32_t index;
     uint8_t kind; /* dvm_strip_mode */
     bool scan, keep_ok, alone;
+    bool second;   /* every reduction in it is the second half of one */
     int32_t shape; /* of the space */
     uint32_t mask;
     int32_t rank;

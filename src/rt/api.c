@@ -32,7 +32,9 @@ void dvm_kernel_destroy(dvm_kernel **pk) {
         dvm_record_unref(k, r);
     }
     if (k->ws) k->mem.fn(k->mem.user, k->ws, k->ws_size, 0);
-    if (k->arg) dvm_mem_free(&k->mem, k->arg, sizeof *k->arg * (size_t)(k->source->n_in + 1));
+    if (k->arg)
+        dvm_mem_free(&k->mem, k->arg,
+                     sizeof *k->arg * (size_t)(k->source->n_in + k->source->n_out + 1));
     dvm_arena_drop(&k->arena);
     dvm_graph_free(&k->source);
     dvm_graph_free(&k->g);

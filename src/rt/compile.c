@@ -37,15 +37,22 @@ static dvm_status compile(struct dvm_graph *g, struct dvm_arena *a) {
     return DVM_OK;
 }
 
-/* Dtypes of all arguments and the use of scalars as dimensions. */
+/* Dtypes of all arguments, declared strides, and the use of scalars as dimensions. */
 static dvm_status describe_args(struct dvm_kernel *k) {
     const struct dvm_graph *s = k->source, *g = k->g;
-    k->arg = dvm_mem_new(&k->mem, sizeof *k->arg * (size_t)(s->n_in + 1));
+    k->arg = dvm_mem_new(&k->mem, sizeof *k->arg * (size_t)(s->n_in + s->n_out + 1));
     if (!k->arg) return DVM_ERR_NOMEM;
     for (int i = 0; i < s->n_in; i++) {
         const struct dvm_node *n = &s->node.p[s->input.p[i]];
-        k->arg[i] = (struct arg_info){
-            .scalar = n->op == DVM_OP_SCALAR, .dtype = n->dtype, .live = g->input.p[i] != 0};
+        bool scalar = n->op == DVM_OP_SCALAR;
+        k->arg[i] =
+            (struct arg_info){.scalar = scalar, .dtype = n->dtype, .live = g->input.p[i] != 0};
+        k->arg[i].strided = !scalar && dvm_node_attr(s, n)[1] != 0;
+    }
+    for (int i = 0; i < s->n_out; i++) {
+        const struct dvm_node *n = &s->node.p[s->output.p[i]];
+        k->arg[s->n_in + i] =
+            (struct arg_info){.dtype = n->dtype, .live = true, .strided = n->nattr > 1};
     }
     for (uint32_t i = 0; i < g->expr.n; i++) {
         const struct dvm_dim_expr *x = &g->expr.p[i];

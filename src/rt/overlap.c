@@ -29,6 +29,8 @@ static struct span span_of(const dvm_arg *a) {
     return (struct span){(char *)a->data + lo * es, (char *)a->data + (hi + 1) * es};
 }
 
+static int64_t magnitude(int64_t x) { return x < 0 ? -x : x; }
+
 static bool meet(struct span a, struct span b) {
     return a.lo < b.hi && b.lo < a.hi && a.lo < a.hi && b.lo < b.hi;
 }
@@ -74,25 +76,21 @@ static bool interleaved(const dvm_arg *a, const dvm_arg *b) {
     return false;
 }
 
-/* No element of an output is written twice. */
+/* No element of an output is written twice: from the smallest stride up, each steps past all before it. */
 static bool overlaps_itself(const dvm_arg *a) {
     int64_t st[DVM_MAX_RANK], reach = 0;
     bool used[DVM_MAX_RANK] = {false};
     dense(a, st);
-    for (int n = 0; n < a->rank;
-         n++) { /* from the smallest stride up: each must step past all before it */
+    for (int j = 0; j < a->rank; j++)
+        if (a->dims[j] == 0) return false;
+    for (int n = 0; n < a->rank; n++) {
         int best = -1;
-        for (int j = 0; j < a->rank; j++) {
-            if (used[j]) continue;
-            int64_t s = st[j] < 0 ? -st[j] : st[j];
-            if (best < 0 || s < (st[best] < 0 ? -st[best] : st[best])) best = j;
-        }
+        for (int j = 0; j < a->rank; j++)
+            if (!used[j] && (best < 0 || magnitude(st[j]) < magnitude(st[best]))) best = j;
         used[best] = true;
-        if (a->dims[best] == 0) return false;
         if (a->dims[best] == 1) continue;
-        int64_t s = st[best] < 0 ? -st[best] : st[best];
-        if (s <= reach) return true;
-        reach += s * (a->dims[best] - 1);
+        if (magnitude(st[best]) <= reach) return true;
+        reach += magnitude(st[best]) * (a->dims[best] - 1);
     }
     return false;
 }
@@ -148,30 +146,57 @@ void dvm_copies_drop(struct dvm_kernel *k, struct dvm_copies *c) {
     c->n = 0;
 }
 
+/* An argument with the strides that hold: its own, the declared ones, or dense (NULL). */
+static dvm_arg effective(const struct dvm_kernel *k, const struct launch_record *r, int i,
+                         const dvm_arg *a) {
+    dvm_arg e = *a;
+    if (a->strides || !k->arg[i].strided) return e;
+    if (i >= k->g->n_in) {
+        e.strides = r->plan->out[i - k->g->n_in].stride;
+        return e;
+    }
+    const struct dvm_node *n = &k->source->node.p[k->source->input.p[i]];
+    const int64_t *st = dvm_node_attr(k->source, n) + 2 + n->rank;
+    for (int j = 0; j < n->rank; j++)
+        if (dvm_dim_is_expr(st[j])) return e;
+    if (n->rank == a->rank) e.strides = st;
+    return e;
+}
+
+static dvm_status check_outputs_apart(const struct dvm_kernel *k, const struct launch_record *r,
+                                      const dvm_arg *out) {
+    for (int o = 0; o < k->g->n_out; o++) {
+        dvm_arg a = effective(k, r, k->g->n_in + o, &out[o]);
+        if (a.strides && overlaps_itself(&a))
+            DVM_FAIL(OVERLAP, "output %d overlaps itself: its strides reach one element twice", o);
+        for (int q = 0; q < o; q++) {
+            dvm_arg b = effective(k, r, k->g->n_in + q, &out[q]);
+            if (meet(span_of(&a), span_of(&b)) && !interleaved(&a, &b))
+                DVM_FAIL(OVERLAP, "outputs %d and %d overlap", q, o);
+        }
+    }
+    return DVM_OK;
+}
+
 dvm_status dvm_check_overlap(struct dvm_kernel *k, const struct launch_record *r, const dvm_arg *in,
                              const dvm_arg *out, char **ptr, bool *alias,
                              struct dvm_copies *copies) {
-    for (int o = 0; o < k->g->n_out; o++) {
-        struct span so = span_of(&out[o]);
-        if (out[o].strides && overlaps_itself(&out[o]))
-            DVM_FAIL(OVERLAP, "output %d overlaps itself: its strides reach one element twice", o);
-        for (int q = 0; q < o; q++)
-            if (meet(so, span_of(&out[q])) && !interleaved(&out[o], &out[q]))
-                DVM_FAIL(OVERLAP, "outputs %d and %d overlap", q, o);
-    }
+    DVM_TRY(check_outputs_apart(k, r, out));
     for (int i = 0; i < k->g->n_in; i++) {
         if (k->arg[i].scalar || !k->arg[i].live) continue;
-        struct span si = span_of(&in[i]);
+        dvm_arg a = effective(k, r, i, &in[i]);
+        struct span si = span_of(&a);
         for (int o = 0; o < k->g->n_out; o++) {
-            if (!meet(si, span_of(&out[o])) || interleaved(&in[i], &out[o])) continue;
-            if (!identical(&in[i], &out[o]))
+            dvm_arg b = effective(k, r, k->g->n_in + o, &out[o]);
+            if (!meet(si, span_of(&b)) || interleaved(&a, &b)) continue;
+            if (!identical(&a, &b))
                 DVM_FAIL(OVERLAP,
                          "output %d overlaps input %d in part; give it memory of its own, or "
                          "exactly the input's",
                          o, i);
             *alias = true;
             if (!in_place_safe(r->plan, i, o)) {
-                DVM_TRY(copy_input(k, &in[i], &ptr[i], copies));
+                DVM_TRY(copy_input(k, &a, &ptr[i], copies));
                 break;
             }
         }

@@ -13,9 +13,10 @@ static int64_t now_ns(void) {
 
 /* ---- keys -------------------------------------------------------------------------------------------- */
 
-/* Strides worth telling apart from dense: those of axes with more than one element. */
-static const int64_t *odd_strides(const dvm_arg *a) {
-    if (!a->strides) return NULL;
+/* Strides worth telling apart from dense: those of axes with more than one element. Where strides were declared,
+ * given ones always replace them. */
+static const int64_t *odd_strides(const struct arg_info *info, const dvm_arg *a) {
+    if (!a->strides || info->strided) return a->strides;
     int64_t step = 1;
     for (int j = a->rank - 1; j >= 0; j--) {
         if (a->dims[j] != 1 && a->strides[j] != step) return a->strides;
@@ -47,13 +48,13 @@ static dvm_status key_make(const struct dvm_kernel *dk, struct key *k, int n_in,
         return DVM_ERR_NOMEM;
     for (int i = 0; i < n_in; i++) {
         if (!dk->arg[i].scalar)
-            key_arg(k, &in[i], odd_strides(&in[i]));
+            key_arg(k, &in[i], odd_strides(&dk->arg[i], &in[i]));
         else if (dk->arg[i].in_dims)
             k->p[k->n++] = in[i].num.i;
     }
     k->n_in = k->n;
     for (int i = 0; out && i < dk->g->n_out; i++) {
-        const int64_t *st = odd_strides(&out[i]);
+        const int64_t *st = odd_strides(&dk->arg[n_in + i], &out[i]);
         k->p[k->n++] = st != NULL;
         for (int j = 0; st && j < out[i].rank; j++) k->p[k->n++] = st[j];
     }

@@ -41,6 +41,7 @@ struct arg_info {
     uint8_t scalar, dtype;
     bool in_dims; /* a scalar whose value shapes depend on */
     bool live;
+    bool strided; /* declared with strides, which hold when the argument brings none */
 };
 
 struct dvm_kernel {
@@ -48,7 +49,7 @@ struct dvm_kernel {
     struct dvm_mem mem;
     struct dvm_graph *source; /* as built, for text */
     struct dvm_graph *g;      /* normal form */
-    struct arg_info *arg;     /* g->n_in */
+    struct arg_info *arg;     /* g->n_in, then g->n_out */
     pthread_mutex_t lock;     /* table, workspace, arena, stats */
     struct launch_record *table;
     int nrecord;
