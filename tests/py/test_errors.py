@@ -261,3 +261,19 @@ def test_positions_in_files_with_other_letters(tmp_path):
     k = dvm.Kernel()
     with pytest.raises(dvm.ShapeError, match=r"modèle\.py:1"):
         exec(code, {"k": k, "x": k.load([2], dvm.float32)})
+
+
+def test_a_vector_kernel_is_one_kernel():
+    def build(kind):
+        @dvm.kernel(ktype=kind, dyn_shape=False)
+        def two_spaces(k):
+            x = k.load([4, 6], dvm.float32)
+            k.store(k.permute(k.sum(x, [1], True), [1, 0]) + k.sum(k.sum(x, [0]), [0]))
+
+        return two_spaces
+
+    with pytest.raises(dvm.KindError, match="one fused kernel"):
+        build("vector")
+    for kind in ("spec", "split"):
+        x = np.arange(24, dtype=np.float32).reshape(4, 6)
+        assert np.array_equal(build(kind)(x), x.sum(1)[None, :] + x.sum())

@@ -602,7 +602,7 @@ def test_view_load(rng):
 
 def test_other_loads(rng):
     x = normal(rng, 6, 8)
-    k = dvm.PyKernel("vector")
+    k = dvm.PyKernel("split")
     a = k.slice_load([6, 8], [1, -3], [4, 2], "float32")
     b = k.stridedslice_load([6, 8], [0, -4], [-2, 100], [1, 1], "float32")
     idx = k.global_access([6, 3], dvm.int32)

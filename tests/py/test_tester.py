@@ -80,7 +80,7 @@ def test_random_data():
 
 def test_inputs_of_every_kind(rng):
     x = rng.standard_normal((6, 8)).astype(F32)
-    t = Tester("vector")
+    t = Tester("split")
     t.store_expect(t.view_load((8, 6), (1, 8), x), x.T)
     t.store_expect(t.view_load((2, 3), (8, 2), x, 9), x[1:3, 1:7:2])
     t.store_expect(t.slice_load(x, [1, 2], [3, 4]), x[1:4, 2:6])
