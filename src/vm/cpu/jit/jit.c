@@ -189,6 +189,13 @@ size_t dvm_jit_code(const struct dvm_code *c, const void **bytes) {
     return j->code_size;
 }
 
+size_t dvm_jit_entry(const struct dvm_code *c) {
+    const struct dvm_jit_code *j = (const struct dvm_jit_code *)c;
+    char *entry;
+    memcpy(&entry, &j->fn, sizeof entry);
+    return (size_t)(entry - (char *)j->start);
+}
+
 void dvm_jit_destroy(const struct dvm_mem *m, struct dvm_code *c) {
     struct dvm_jit_code *j = (struct dvm_jit_code *)c;
     if (!c) return;

@@ -25,4 +25,6 @@ bool dvm_jit_is(const struct dvm_code *c);
 
 /* Bytes of machine code, for tests and listings. */
 size_t dvm_jit_code(const struct dvm_code *c, const void **bytes);
+/* Offset of the function in it; constants stand before. */
+size_t dvm_jit_entry(const struct dvm_code *c);
 #endif

@@ -10,7 +10,7 @@ static bool grow(struct dvm_jb *b, void **p, uint32_t n, uint32_t *cap, size_t s
     if (DVM_LIKELY(n < *cap)) return true;
     uint32_t want = *cap ? *cap * 2 : 128;
     void *q = dvm_arena_raw(b->arena, want * size);
-    if (!q) return b->failed = true, false;
+    if (!q) return b->failed = b->no_memory = true, false;
     if (n) memcpy(q, *p, n * size);
     *p = q;
     *cap = want;
@@ -97,7 +97,7 @@ int32_t dvm_j_pool_bytes(struct dvm_jb *b, const void *p, uint32_t n) {
     while (b->npool + n > b->pool_cap) {
         uint32_t want = b->pool_cap ? b->pool_cap * 2 : 1024;
         uint8_t *q = dvm_arena_raw(b->arena, want);
-        if (!q) return b->failed = true, 0;
+        if (!q) return b->failed = b->no_memory = true, 0;
         if (b->npool) memcpy(q, b->pool, b->npool);
         b->pool = q;
         b->pool_cap = want;

@@ -17,10 +17,10 @@
 #include "vm/cpu/jit/enc_x64.h"
 
 enum { J_CALL, J_ROW, J_BODY, J_END, J_NLIST };
-enum { J_MAX_SCANS = 8, J_SCAN_BYTES = 192 };
+enum { J_MAX_SCANS = 32, J_SCAN_BYTES = 192 };
 enum { J_S_LOCAL = 0, J_S_LAST = 8, J_S_CARRY = 16, J_S_BUF = 64 }; /* state of a scan */
 enum { J_V, J_K };                                                  /* register classes */
-enum { J_MAX_VALUES = 60000, J_MAX_FOLDS = 16 };
+enum { J_MAX_VALUES = 60000, J_MAX_FOLDS = 32 };
 
 typedef uint16_t dvm_vid; /* value, 0 none */
 
@@ -111,14 +111,15 @@ struct dvm_jpair {
 struct dvm_jb {
     struct dvm_arena *arena;
     const struct dvm_strip *s;
-    bool z;       /* AVX-512; else AVX2 */
-    bool failed;  /* out of memory or too long */
-    bool calls;   /* has M_CALL or M_PICK */
-    bool narrow;  /* AVX2: operands below 32 bits */
-    bool wide64;  /* AVX2: operands of 64 bits */
-    unsigned len; /* X_512 or X_256 */
-    int width;    /* 32-bit lanes of a vector */
-    int floor;    /* list in which new operations stand at least */
+    bool z;         /* AVX-512; else AVX2 */
+    bool failed;    /* out of memory or too long */
+    bool no_memory; /* that is why */
+    bool calls;     /* has M_CALL or M_PICK */
+    bool narrow;    /* AVX2: operands below 32 bits */
+    bool wide64;    /* AVX2: operands of 64 bits */
+    unsigned len;   /* X_512 or X_256 */
+    int width;      /* 32-bit lanes of a vector */
+    int floor;      /* list in which new operations stand at least */
     struct dvm_mlist list[J_NLIST];
     struct dvm_jval *val;
     uint32_t nval, cap;

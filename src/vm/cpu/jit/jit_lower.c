@@ -326,7 +326,7 @@ static int last_load(const struct dvm_strip *s) {
 dvm_status dvm_j_lower(struct dvm_jb *b) {
     int last = last_load(b->s);
     for (int k = 0; k < b->s->nins; k++) {
-        if (!instruction(b, k)) {
+        if (!instruction(b, k) && !b->failed) {
             const struct dvm_ins *i = &b->s->ins[k];
             DVM_FAIL(UNSUPPORTED, "machine code: no %s.%s", dvm_bc_name(i->op),
                      dvm_vt_name(i->type));
@@ -337,6 +337,7 @@ dvm_status dvm_j_lower(struct dvm_jb *b) {
             stores(b, k, k + 1);
     }
     dvm_j_ends(b);
-    return b->failed ? dvm_err_set(DVM_ERR_UNSUPPORTED, "machine code: the strip is too long")
-                     : DVM_OK;
+    if (b->no_memory) return DVM_ERR_NOMEM;
+    if (b->failed) DVM_FAIL(UNSUPPORTED, "machine code: the strip is too long");
+    return DVM_OK;
 }

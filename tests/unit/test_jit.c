@@ -1,0 +1,587 @@
+/* The machine-code tier against the scalar reference, bit for bit (NaNs count as one value): random programs of up to
+ * 200 operations over all dtypes, operand kinds, modes and odd sizes, on every level of this processor. Every operand
+ * lies flush with a page that cannot be touched. Then what random programs do not show: threads, no growth, failing
+ * allocations, and that AVX2 code holds no AVX-512 instruction. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <limits.h>
+#include <math.h>
+#include <pthread.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "base/cpuflags.h"
+#include "base/err.h"
+#include "code/bc_table.h"
+#include "code/strip_text.h"
+#include "vm/cpu/jit/code_mem.h"
+#include "vm/cpu/jit/jit.h"
+#include "vm/ref/ref.h"
+
+enum { MAX_OPND = 40, MAX_INS = 400, PAGE = 4096, REGION = 4 << 20 };
+
+static const struct dvm_mem mem = {dvm_mem_system, NULL};
+static struct dvm_dev ref;
+
+static uint64_t rng;
+static uint64_t next(void) {
+    uint64_t z = rng += UINT64_C(0x9e3779b97f4a7c15);
+    z = (z ^ (z >> 30)) * UINT64_C(0xbf58476d1ce4e5b9);
+    z = (z ^ (z >> 27)) * UINT64_C(0x94d049bb133111eb);
+    return z ^ (z >> 31);
+}
+static int below(int n) { return (int)((next() >> 33) % (uint64_t)n); }
+
+/* ---- programs */
+
+struct prog {
+    struct dvm_strip s;
+    struct dvm_opnd opnd[MAX_OPND];
+    struct dvm_ins ins[MAX_INS];
+    uint64_t lit[64], param[8];
+    struct dvm_opnd_arg arg[MAX_OPND];
+    int alias[MAX_OPND]; /* store: 1 + load that it overwrites */
+    int64_t m, n;
+};
+
+static int add_opnd(struct prog *p, int dtype, int kind, int role) {
+    p->opnd[p->s.nopnd] = (struct dvm_opnd){(uint8_t)dtype, (uint8_t)kind, (uint8_t)role, 0};
+    return p->s.nopnd++;
+}
+
+static int add(struct prog *p, int op, int type, int a, int b, int c) {
+    p->ins[p->s.nins] =
+        (struct dvm_ins){(uint8_t)op, (uint8_t)type, (uint16_t)a, (uint16_t)b, (uint16_t)c};
+    return p->s.nins++;
+}
+
+static int dtype_of(int vt) {
+    int t;
+    do t = below(DVM_NDTYPE);
+    while ((int)dvm_vt_of(t) != vt);
+    return t;
+}
+
+static uint64_t random_bits(int dtype) {
+    static const float floats[] = {0,        -0.0f,     1,   -1,    0.5f,  3.25f, 1e-40f,
+                                   INFINITY, -INFINITY, NAN, 1e30f, -2.5f, 65520, 2147483648.0f};
+    uint64_t x = next();
+    float f = below(4) ? ((float)(x >> 40) * 0x1p-22f - 2) : floats[below((int)DVM_COUNT(floats))];
+    double d = (double)f * 1.0000001;
+    uint32_t u;
+    memcpy(&u, &f, 4);
+    switch (dtype) {
+    case DVM_BOOL: return below(16) ? x & 1 : x & 255;
+    case DVM_F32: return below(8) ? u : (uint32_t)x;
+    case DVM_BF16: return u >> 16;
+    case DVM_F16: return x & (below(4) ? 0xbfff : 0xffff);
+    case DVM_F64: memcpy(&x, &d, 8); return x;
+    default: return below(3) ? (uint64_t)((int64_t)(x & 63) - 30) : x >> below(64);
+    }
+}
+
+static int literal(struct prog *p, int vt) {
+    uint64_t bits = random_bits(dvm_vt_dtype((enum dvm_vt)vt));
+    if (vt == DVM_VT_B1) bits &= 1;
+    if (vt != DVM_VT_I64) bits = (uint32_t)bits;
+    if (below(3) == 0 && p->s.nparam < 8) {
+        p->param[p->s.nparam] = bits;
+        return add(p, DVM_BC_PARAM, vt, p->s.nparam++, 0, 0);
+    }
+    if (p->s.nlit == 64) return add(p, DVM_BC_LIT, vt, 0, 0, 0);
+    p->lit[p->s.nlit] = bits;
+    return add(p, DVM_BC_LIT, vt, p->s.nlit++, 0, 0);
+}
+
+static int load(struct prog *p, int vt) {
+    static const uint8_t kinds[] = {DVM_OPND_CONTIG, DVM_OPND_CONTIG, DVM_OPND_CONTIG,
+                                    DVM_OPND_ROW,    DVM_OPND_UNIF,   DVM_OPND_STRIDED};
+    int kind = kinds[below((int)DVM_COUNT(kinds))];
+    if (p->s.nopnd >= MAX_OPND - 8) return vt == DVM_VT_F64 ? -1 : literal(p, vt);
+    if ((vt == DVM_VT_I32 || vt == DVM_VT_I64) && below(6) == 0) {
+        int o = add_opnd(p, dvm_vt_dtype((enum dvm_vt)vt),
+                         kind == DVM_OPND_CONTIG ? DVM_OPND_STRIDED : kind, DVM_ROLE_IOTA);
+        return add(p, DVM_BC_LOAD, vt, o, 0, 0);
+    }
+    return add(p, DVM_BC_LOAD, vt, add_opnd(p, dtype_of(vt), kind, DVM_ROLE_LOAD), 0, 0);
+}
+
+/* Newest values are likelier, but old ones keep registers busy. */
+static int value(struct prog *p, int vt) {
+    int n = p->s.nins, at = below(3) && n > 6 ? n - 1 - below(6) : below(n);
+    for (int k = 0; k < n; k++) {
+        const struct dvm_ins *i = &p->ins[(at + k) % n];
+        if (i->type == vt && dvm_bc_is_value(i->op) && below(12)) return (at + k) % n;
+    }
+    return below(2) && vt != DVM_VT_F64 ? literal(p, vt) : load(p, vt);
+}
+
+static void operation(struct prog *p) {
+    int op, vt, v[3] = {0};
+    do op = below(DVM_NOP);
+    while (!dvm_bc_is_ew(op) || (op == DVM_OP_POW && below(4)));
+    do vt = below(3) ? DVM_VT_F32 : below(DVM_NVT);
+    while (!(dvm_bc_types(op) >> vt & 1) && (vt = below(DVM_NVT), !(dvm_bc_types(op) >> vt & 1)));
+    int arity = dvm_op_table[op].arity;
+    for (int k = 0; k < arity; k++) {
+        v[k] = value(p, op == DVM_OP_SELECT && k == 0 ? DVM_VT_B1 : vt);
+        if (v[k] < 0) return;
+    }
+    add(p, op, op == DVM_OP_CAST ? below(DVM_NVT) : (int)dvm_bc_result(op, (enum dvm_vt)vt), v[0],
+        v[1], v[2]);
+}
+
+static void store(struct prog *p, int v) {
+    int vt = p->ins[v].type;
+    if (p->s.nopnd >= MAX_OPND - 3) return;
+    for (int o = 0; o < p->s.nopnd && below(3) == 0; o++) {
+        const struct dvm_opnd in = p->opnd[o];
+        bool taken = in.role != DVM_ROLE_LOAD || in.kind != DVM_OPND_CONTIG ||
+                     (int)dvm_vt_of(in.dtype) != vt;
+        for (int k = 0; k < p->s.nopnd; k++) taken |= p->alias[k] == o + 1;
+        if (taken) continue;
+        int s = add_opnd(p, in.dtype, in.kind, DVM_ROLE_STORE);
+        p->alias[s] = o + 1;
+        add(p, DVM_BC_STORE, vt, s, v, 0);
+        return;
+    }
+    int o =
+        add_opnd(p, dtype_of(vt), below(5) ? DVM_OPND_CONTIG : DVM_OPND_STRIDED, DVM_ROLE_STORE);
+    add(p, DVM_BC_STORE, vt, o, v, 0);
+}
+
+static void fold(struct prog *p) {
+    int red, vt;
+    do red = below(DVM_NOP);
+    while (!dvm_bc_is_red(red));
+    do vt = below(DVM_VT_F64);
+    while (!(dvm_bc_types(red) >> vt & 1));
+    int v = value(p, vt), kind = p->s.mode == DVM_MODE_ROW ? DVM_OPND_ROW
+                                 : below(4)                ? DVM_OPND_CONTIG
+                                                           : DVM_OPND_STRIDED;
+    if (p->s.nopnd >= MAX_OPND - 4) return;
+    int o = add_opnd(p, dvm_bc_is_arg(red) ? DVM_I64 : dvm_vt_dtype((enum dvm_vt)vt), kind,
+                     DVM_ROLE_FOLD);
+    if (dvm_bc_is_arg(red)) add_opnd(p, dvm_vt_dtype((enum dvm_vt)vt), kind, DVM_ROLE_FOLD);
+    add(p, DVM_BC_FOLD, vt, v, red, o);
+}
+
+static void random_program(struct prog *p) {
+    static const int lengths[] = {1, 3, 8, 20, 60, 200};
+    int count = 1 + below(lengths[below((int)DVM_COUNT(lengths))]), modes = below(4);
+    memset(p, 0, sizeof *p);
+    p->s.mode = (uint8_t)(modes == 1 ? DVM_MODE_ROW : modes == 2 ? DVM_MODE_COL : DVM_MODE_MAP);
+    p->s.opnd = p->opnd;
+    p->s.ins = p->ins;
+    p->s.lit = p->lit;
+    if (p->s.mode != DVM_MODE_COL && below(10) == 0) p->s.flags = DVM_STRIP_WHOLE_ROWS;
+    load(p, below(2) ? DVM_VT_F32 : below(DVM_VT_F64));
+    for (int k = 0; k < count; k++) {
+        operation(p);
+        if (p->s.flags && k < 100 && below(8) == 0) { /* no more than the tier takes */
+            int vt = below(2) ? DVM_VT_F32 : DVM_VT_I64, v = value(p, vt);
+            if (v >= 0) add(p, DVM_BC_SCAN, vt, v, 0, 0);
+        }
+        if (below(25) == 0) store(p, value(p, below(DVM_VT_F64)));
+        if (p->s.mode != DVM_MODE_MAP && below(20) == 0) fold(p);
+    }
+    int last = p->s.nins - 1;
+    while (!dvm_bc_is_value(p->ins[last].op)) last--;
+    store(p, last);
+    if (p->s.mode != DVM_MODE_MAP) fold(p);
+}
+
+/* ---- memory */
+
+struct place {
+    char *region, *win; /* pages; what is compared */
+    size_t n;
+    char *init, *want;
+};
+static struct place places[MAX_OPND + 1];
+
+static char *region(int i) {
+    if (places[i].region) return places[i].region;
+    char *p = mmap(NULL, REGION + 2 * PAGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE,
+                   -1, 0);
+    assert_true(p != MAP_FAILED);
+    assert_int_equal(mprotect(p + PAGE, REGION, PROT_READ | PROT_WRITE), 0);
+    places[i].init = malloc(REGION);
+    places[i].want = malloc(REGION);
+    return places[i].region = p + PAGE;
+}
+
+static bool written(const struct prog *p, int o) {
+    if (p->opnd[o].role == DVM_ROLE_STORE || p->opnd[o].role == DVM_ROLE_FOLD) return true;
+    for (int k = 0; k < p->s.nopnd; k++)
+        if (p->alias[k] == o + 1) return true;
+    return false;
+}
+
+static void strides(struct prog *p, int o, int64_t e) {
+    struct dvm_opnd_arg *a = &p->arg[o];
+    bool fold = p->opnd[o].role == DVM_ROLE_FOLD, out = written(p, o);
+    int64_t pad = e * below(3);
+    a->cs = e;
+    a->rs = p->n * e + pad;
+    if (fold && p->s.mode == DVM_MODE_ROW) a->rs = e + pad;
+    if (p->opnd[o].kind == DVM_OPND_UNIF) a->rs = a->cs = 0;
+    if (p->opnd[o].kind == DVM_OPND_ROW && !fold) a->cs = 0, a->rs = pad;
+    if (p->opnd[o].kind != DVM_OPND_STRIDED) return;
+    int what = below(out ? 3 : 4);
+    if (what == 0) a->cs = 2 * e, a->rs = 2 * p->n * e + pad;
+    if (what == 1 && !fold) a->cs = p->m * e + pad, a->rs = e;
+    if (what == 2) a->cs = -e;
+    if (what == 3) a->cs = 0;
+}
+
+static void lay_operand(struct prog *p, int o) {
+    struct dvm_opnd_arg *a = &p->arg[o];
+    struct place *q = &places[o];
+    int64_t e = (int64_t)dvm_dtype_size((dvm_dtype)p->opnd[o].dtype), m = p->m, n = p->n, lo = 0,
+            hi = 0;
+    q->n = 0;
+    *a = (struct dvm_opnd_arg){0};
+    if (p->opnd[o].role == DVM_ROLE_IOTA) {
+        int kind = p->opnd[o].kind;
+        a->ptr = (char *)(uintptr_t)next();
+        a->rs = kind == DVM_OPND_UNIF ? 0 : below(100) - 50;
+        a->cs = kind == DVM_OPND_STRIDED ? below(9) - 4 : 0;
+        return;
+    }
+    if (p->alias[o]) {
+        *a = p->arg[p->alias[o] - 1];
+        return;
+    }
+    strides(p, o, e);
+    if (p->opnd[o].role == DVM_ROLE_FOLD) {
+        if (p->s.mode == DVM_MODE_ROW)
+            n = 1;
+        else
+            m = 1;
+    }
+    if (m > 0 && n > 0) {
+        const int64_t steps[2] = {(m - 1) * a->rs, (n - 1) * a->cs};
+        for (int k = 0; k < 2; k++) {
+            lo += DVM_MIN(steps[k], 0);
+            hi += DVM_MAX(steps[k], 0);
+        }
+        hi += e;
+    }
+    char *base = region(o), *first = below(2) ? base : base + REGION - (hi - lo);
+    assert_true(hi - lo < REGION);
+    if (below(3) == 0 && hi - lo + 640 < REGION) first = base + (below(2) ? 64 : e * below(64));
+    a->ptr = first - lo;
+    q->win = first;
+    q->n = (size_t)(hi - lo);
+    for (int64_t k = 0; k < hi - lo; k += e) {
+        uint64_t bits = random_bits(p->opnd[o].dtype);
+        memcpy(first + k, &bits, (size_t)e);
+    }
+    memcpy(q->init, q->win, q->n);
+}
+
+static bool is_nan(int dtype, uint64_t u) {
+    switch (dtype) {
+    case DVM_F16: return (u & 0x7fff) > 0x7c00;
+    case DVM_BF16: return (u & 0x7fff) > 0x7f80;
+    case DVM_F32: return (u & 0x7fffffff) > 0x7f800000;
+    case DVM_F64: return u << 1 > UINT64_C(0xffe0000000000000);
+    default: return false;
+    }
+}
+
+static bool same(int dtype, const char *x, const char *y) {
+    uint64_t a = 0, b = 0;
+    size_t e = dvm_dtype_size((dvm_dtype)dtype);
+    memcpy(&a, x, e);
+    memcpy(&b, y, e);
+    return a == b || (is_nan(dtype, a) && is_nan(dtype, b));
+}
+
+static void run(struct prog *p, const struct dvm_code *code, bool stream) {
+    uint32_t fault = 0;
+    bool alias = false;
+    for (int o = 0; o < p->s.nopnd; o++) {
+        if (places[o].n) memcpy(places[o].win, places[o].init, places[o].n);
+        alias |= p->alias[o] != 0;
+    }
+    size_t size = (code->scratch + 63) & ~(size_t)63;
+    char *scratch = region(MAX_OPND) + REGION - size;
+    assert_true(size <= REGION);
+    memset(scratch, 0xcd, size);
+    struct dvm_strip_args a = {.opnd = p->arg,
+                               .param = p->param,
+                               .m = p->m,
+                               .n = p->n,
+                               .pos = 1000,
+                               .scratch = scratch,
+                               .fault = &fault,
+                               .stream = stream,
+                               .alias = alias};
+    code->run(code, &a);
+    assert_int_equal(fault, 0);
+}
+
+static void print_program(const struct prog *p, const char *what, uint64_t seed) {
+    struct dvm_text t;
+    char *text;
+    dvm_text_init(&t, &mem);
+    dvm_strip_write(&p->s, &t);
+    print_message("%s, seed %llu, %lld x %lld\n", what, (unsigned long long)seed, (long long)p->m,
+                  (long long)p->n);
+    if (dvm_text_take(&t, &text) != DVM_OK) return;
+    fputs(text, stderr); /* messages are cut */
+    dvm_string_free(&text);
+}
+
+static bool compare(const struct prog *p) {
+    for (int o = 0; o < p->s.nopnd; o++) {
+        size_t e = dvm_dtype_size((dvm_dtype)p->opnd[o].dtype);
+        for (size_t k = 0; written(p, o) && k < places[o].n; k += e)
+            if (!same(p->opnd[o].dtype, places[o].win + k, places[o].want + k)) {
+                print_message("operand o%d differs at element %zu\n", o, k / e);
+                return false;
+            }
+    }
+    return true;
+}
+
+static enum dvm_jit_isa best(void) { return dvm_jit_isa_of(dvm_cpu_flags()); }
+
+static void check_program(struct prog *p, uint64_t seed) {
+    struct dvm_code *code = NULL;
+    if (dvm_strip_verify(&p->s) != DVM_OK) {
+        print_program(p, dvm_error_text(), seed);
+        fail();
+    }
+    assert_int_equal(ref.compile(&ref, &mem, &p->s, &code), DVM_OK);
+    run(p, code, false);
+    ref.destroy(&ref, &mem, code);
+    for (int o = 0; o < p->s.nopnd; o++)
+        if (places[o].n) memcpy(places[o].want, places[o].win, places[o].n);
+    for (int isa = DVM_JIT_AVX2; isa <= (int)best(); isa++) {
+        if (dvm_jit_compile(&mem, &p->s, isa, &code) != DVM_OK) {
+            print_program(p, dvm_error_text(), seed);
+            fail();
+        }
+        run(p, code, below(2));
+        if (!compare(p)) {
+            print_program(p, isa == DVM_JIT_AVX2 ? "avx2" : "avx512", seed);
+            fail();
+        }
+        dvm_jit_destroy(&mem, code);
+    }
+}
+
+static void pick_size(struct prog *p) {
+    static const int16_t edge[] = {0, 1, 1023, 1024, 1025, 1040, 2047, 2100};
+    p->n = below(6) ? below(131) : edge[below((int)DVM_COUNT(edge))];
+    p->m = p->s.mode == DVM_MODE_COL ? below(8) ? 1 + below(9) : below(65) : 1 + below(5);
+    if (p->n > 130 || p->s.nins > 100) p->m = DVM_MIN(p->m, 2);
+}
+
+static void programs(uint64_t first, int count) {
+    static struct prog p;
+    for (int k = 0; k < count; k++) {
+        uint64_t seed = first + (uint64_t)k;
+        rng = seed * 77777;
+        random_program(&p);
+        for (int again = 0; again < 2; again++) {
+            pick_size(&p);
+            for (int o = 0; o < p.s.nopnd; o++)
+                for (int s = 0; s < p.s.nopnd; s++)
+                    if (p.alias[s] == o + 1) p.opnd[o].kind = DVM_OPND_CONTIG;
+            for (int o = 0; o < p.s.nopnd; o++) lay_operand(&p, o);
+            check_program(&p, seed);
+        }
+    }
+}
+
+static void test_programs(void **state) {
+    (void)state;
+    const char *count = getenv("DVM_JIT_PROGRAMS"), *seed = getenv("DVM_JIT_SEED");
+    programs(seed ? strtoull(seed, NULL, 0) : 1, count ? atoi(count) : 1500);
+}
+
+/* ---- the rest */
+
+static void small_program(struct prog *p, uint64_t seed, int count) {
+    rng = seed;
+    memset(p, 0, sizeof *p);
+    p->s.opnd = p->opnd;
+    p->s.ins = p->ins;
+    p->s.lit = p->lit;
+    int x = add(p, DVM_BC_LOAD, DVM_VT_F32, add_opnd(p, DVM_F32, DVM_OPND_CONTIG, DVM_ROLE_LOAD), 0,
+                0),
+        v = x;
+    for (int k = 0; k < count; k++)
+        v = add(p, k % 2 ? DVM_OP_MUL : DVM_OP_ADD, DVM_VT_F32, v, x, 0);
+    add(p, DVM_BC_STORE, DVM_VT_F32, add_opnd(p, DVM_F32, DVM_OPND_CONTIG, DVM_ROLE_STORE), v, 0);
+}
+
+static void *compile_and_run(void *arg) {
+    struct prog *p = malloc(sizeof *p);
+    float *x = malloc(4000), *y = malloc(4000);
+    intptr_t bad = 0;
+    for (int k = 0; k < 1000; k++) {
+        int count = 1 + (k + (int)(intptr_t)arg * 7) % 30;
+        struct dvm_code *code;
+        small_program(p, 1, count);
+        if (dvm_jit_compile(&mem, &p->s, best(), &code) != DVM_OK) return (void *)1;
+        for (int i = 0; i < 1000; i++) x[i] = (float)i * 0.001f;
+        p->arg[0] = (struct dvm_opnd_arg){.ptr = (char *)x, .cs = 4};
+        p->arg[1] = (struct dvm_opnd_arg){.ptr = (char *)y, .cs = 4};
+        struct dvm_strip_args a = {.opnd = p->arg,
+                                   .m = 1,
+                                   .n = 1000,
+                                   .scratch =
+                                       aligned_alloc(64, (code->scratch + 63) & ~(size_t)63)};
+        code->run(code, &a);
+        for (int i = 0; i < 1000; i += 111) {
+            float v = x[i];
+            for (int s = 0; s < count; s++) v = s % 2 ? v * x[i] : v + x[i];
+            bad += memcmp(&v, &y[i], 4) != 0;
+        }
+        free(a.scratch);
+        dvm_jit_destroy(&mem, code);
+    }
+    free(p);
+    free(x);
+    free(y);
+    return (void *)bad;
+}
+
+static void test_threads(void **state) {
+    (void)state;
+    pthread_t t[8];
+    for (intptr_t k = 0; k < 8; k++) pthread_create(&t[k], NULL, compile_and_run, (void *)k);
+    for (int k = 0; k < 8; k++) {
+        void *bad;
+        pthread_join(t[k], &bad);
+        assert_null(bad);
+    }
+    assert_int_equal(dvm_code_mem_used(), 0);
+}
+
+struct counter {
+    long left, live;
+};
+static void *counting(void *user, void *old, size_t old_size, size_t new_size) {
+    struct counter *c = user;
+    if (new_size && c->left-- <= 0) return NULL;
+    void *p = dvm_mem_system(NULL, old, old_size, new_size);
+    c->live += (new_size && p) - (!new_size && old);
+    return p;
+}
+
+static void test_no_growth(void **state) {
+    (void)state;
+    static struct prog p;
+    struct counter c = {LONG_MAX, 0};
+    struct dvm_mem m = {counting, &c};
+    for (int k = 0; k < 100000; k++) {
+        struct dvm_code *code;
+        if (k % 1000 == 0) small_program(&p, 1, 1 + k / 1000 % 20);
+        assert_int_equal(dvm_jit_compile(&m, &p.s, best(), &code), DVM_OK);
+        dvm_jit_destroy(&m, code);
+    }
+    assert_int_equal(c.live, 0);
+    assert_int_equal(dvm_code_mem_used(), 0);
+}
+
+static void test_failing_allocations(void **state) {
+    (void)state;
+    static struct prog p;
+    rng = 5;
+    do random_program(&p);
+    while (p.s.nins < 100);
+    for (long n = 0;; n++) {
+        struct counter c = {n, 0};
+        struct dvm_mem m = {counting, &c};
+        struct dvm_code *code = NULL;
+        dvm_status st = dvm_jit_compile(&m, &p.s, best(), &code);
+        if (st == DVM_OK) {
+            dvm_jit_destroy(&m, code);
+            assert_int_equal(c.live, 0);
+            assert_true(n > 1);
+            return;
+        }
+        assert_int_equal(c.live, 0);
+        assert_int_equal(st, DVM_ERR_NOMEM);
+        assert_true(n < 100);
+    }
+}
+
+static void test_switched_off(void **state) {
+    (void)state;
+    static struct prog p;
+    struct dvm_code *code;
+    small_program(&p, 1, 3);
+    setenv("DVM_JIT", "0", 1);
+    assert_non_null(dvm_jit_refused());
+    assert_int_equal(dvm_jit_compile(&mem, &p.s, best(), &code), DVM_ERR_UNSUPPORTED);
+    unsetenv("DVM_JIT");
+    assert_null(dvm_jit_refused());
+    assert_int_equal(dvm_jit_compile(&mem, &p.s, DVM_JIT_NONE, &code), DVM_ERR_UNSUPPORTED);
+}
+
+/* Registers above 15, zmm and masks do not exist on AVX2. */
+static bool avx512_text(const char *line) {
+    static const char *const words[] = {"zmm",  "{k",   "{evex}", "(bad)", "mm16", "mm17", "mm18",
+                                        "mm19", "mm20", "mm21",   "mm22",  "mm23", "mm24", "mm25",
+                                        "mm26", "mm27", "mm28",   "mm29",  "mm30", "mm31", "\tk"};
+    for (size_t k = 0; k < DVM_COUNT(words); k++)
+        if (strstr(line, words[k])) return true;
+    return false;
+}
+
+static void test_avx2_only(void **state) {
+    (void)state;
+    static struct prog p;
+    char path[] = "/tmp/dvm-jit-XXXXXX", command[160], line[256];
+    if (system("objdump --version >/dev/null 2>&1") != 0) skip();
+    int fd = mkstemp(path), bad = 0;
+    assert_true(fd >= 0);
+    for (int k = 0; k < 400; k++) {
+        struct dvm_code *code;
+        const void *bytes;
+        rng = (uint64_t)k + 9000;
+        random_program(&p);
+        assert_int_equal(dvm_jit_compile(&mem, &p.s, DVM_JIT_AVX2, &code), DVM_OK);
+        size_t n = dvm_jit_code(code, &bytes), entry = dvm_jit_entry(code);
+        assert_int_equal(write(fd, (const char *)bytes + entry, n - entry), (ssize_t)(n - entry));
+        dvm_jit_destroy(&mem, code);
+    }
+    close(fd);
+    snprintf(command, sizeof command,
+             "objdump -D -b binary -mi386:x86-64 -Mintel --no-show-raw-insn %s", path);
+    FILE *f = popen(command, "r");
+    assert_non_null(f);
+    while (fgets(line, sizeof line, f))
+        if (line[0] == ' ' && avx512_text(line) && bad++ < 5) print_message("%s", line);
+    pclose(f);
+    unlink(path);
+    assert_int_equal(bad, 0);
+}
+
+int main(void) {
+    if (dvm_jit_refused() || best() == DVM_JIT_NONE) {
+        print_message("1..0 # SKIP no machine code here\n");
+        return 0;
+    }
+    if (dvm_dev_ref(&ref) != DVM_OK) return 1;
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_programs),     cmocka_unit_test(test_threads),
+        cmocka_unit_test(test_no_growth),    cmocka_unit_test(test_failing_allocations),
+        cmocka_unit_test(test_switched_off), cmocka_unit_test(test_avx2_only),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
