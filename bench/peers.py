@@ -155,4 +155,4 @@ def copy_rate(size: int) -> float:
 
 def stats(k: Any) -> dict[str, int]:
     """Numbers of the newest plan of a kernel function."""
-    return k.kobj._specialize().kernel.stats()
+    return k.kobj.stats()

@@ -606,6 +606,10 @@ class Kernel(ops.Operations):
         """The instructions of the newest run (of the compiled kernel when it is static)."""
         return text.das(self._newest().kernel)
 
+    def stats(self) -> dict[str, int]:
+        """Numbers of the newest plan: compile_ns, kernels, instructions, bytes_moved, ..."""
+        return self._newest().kernel.stats()
+
     def explain(self) -> str:
         """Kernels, phases and bytes of the newest run, with the reasons."""
         return self._newest().kernel.text("explain")

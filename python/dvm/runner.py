@@ -172,10 +172,6 @@ class PyKernel(Kernel):
         self._users.clear()
         self._zeroed.clear()
 
-    def stats(self) -> dict[str, int]:
-        """Numbers of the newest plan: compile_ns, kernels, instructions, bytes_moved, ..."""
-        return self._newest().kernel.stats()
-
     def _rank_of(self, load: NDObject) -> int:
         if load not in self._given:
             raise StateError(f"an input has no value yet: {load!r}")
