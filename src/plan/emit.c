@@ -133,20 +133,6 @@ static int emit_number(struct planner *p, struct sb *b, const struct pnode *n) {
 
 /* ---- memory operands ---------------------------------------------------------------------------------- */
 
-static bool strides_of(struct planner *p, uint32_t n, int64_t *st) {
-    const struct pnode *x = &p->node.p[n];
-    const struct dvm_shape *s = &p->shape.p[x->shape];
-    const int64_t *given = p->in->in_stride ? p->in->in_stride[x->at[0]] : NULL;
-    const struct dvm_node *nd = &p->g->node.p[x->gref];
-    if (!given && x->at[1] && nd->rank == s->rank) given = x->at + 2 + s->rank;
-    int64_t step = 1;
-    for (int j = s->rank - 1; j >= 0; j--) {
-        st[j] = given ? given[j] : step;
-        step *= s->d[j];
-    }
-    return true;
-}
-
 /* Buffer that holds root n (a reduction, cut or concat of an earlier kernel); made when first asked for. */
 static int32_t home_of(struct planner *p, uint32_t n) {
     struct pnode *x = &p->node.p[n];
@@ -192,19 +178,19 @@ static bool dense_below(struct planner *p, const struct group *g, uint32_t n) {
     while (p->node.p[n].op == DVM_OP_RESHAPE && !p->node.p[n].mat) n = p->node.p[n].in[0];
     const struct pnode *x = &p->node.p[n];
     const struct dvm_shape *s = shape_of(p, n);
-    int64_t st[DVM_MAX_RANK], step = 1;
     bool elsewhere = earlier(x, g);
-    if (x->op == DVM_OP_LOAD && !(x->mat && elsewhere))
-        strides_of(p, n, st);
-    else if (elsewhere && (x->mat || x->cls == DVM_CLS_RED || x->home >= 0) && !x->direct)
-        return x->home < 0 || p->buffer.p[x->home].src == DVM_SRC_WS;
-    else
-        return false;
-    for (int j = s->rank - 1; j >= 0; j--) {
-        if (s->d[j] != 1 && st[j] != step) return false;
-        step *= s->d[j];
+    if (x->op == DVM_OP_LOAD && !(x->mat && elsewhere)) {
+        const int64_t *st = p->in_arg[x->at[0]].stride;
+        int64_t step = 1;
+        for (int j = s->rank - 1; j >= 0; j--) {
+            if (s->d[j] != 1 && st[j] != step) return false;
+            step *= s->d[j];
+        }
+        return true;
     }
-    return true;
+    if (elsewhere && (x->mat || x->cls == DVM_CLS_RED || x->home >= 0) && !x->direct)
+        return x->home < 0 || p->buffer.p[x->home].src == DVM_SRC_WS;
+    return false;
 }
 
 /* Map of the flattened node. */
@@ -241,12 +227,10 @@ static struct popnd *memory(struct planner *p, struct sb *b, uint32_t n, const s
                             int role) {
     struct pnode *x = &p->node.p[n];
     struct group *g = b->g;
-    int64_t st[DVM_MAX_RANK];
     bool kept = x->mat && earlier(x, g);
     if (x->op == DVM_OP_LOAD && !kept) {
-        strides_of(p, n, st);
         struct popnd *o = new_opnd(p, b, DVM_SRC_INPUT, (int)x->at[0], x->dtype, role);
-        if (o) place_opnd(g, o, v, shape_of(p, n), st, 0);
+        if (o) place_opnd(g, o, v, shape_of(p, n), p->in_arg[x->at[0]].stride, 0);
         return o;
     }
     if (x->op == DVM_OP_RESHAPE && !kept && dense_below(p, g, n))

@@ -187,15 +187,7 @@ static bool place(struct planner *p, struct root r) {
 /* ---- stores ------------------------------------------------------------------------------------------- */
 
 static void out_strides(const struct planner *p, uint32_t store, int64_t *st) {
-    const struct pnode *n = &p->node.p[store];
-    const struct dvm_shape *s = &p->shape.p[n->shape];
-    const int64_t *given = p->in->out_stride ? p->in->out_stride[n->at[0]] : NULL;
-    if (!given && n->nat > 1) given = n->at + 1;
-    int64_t step = 1;
-    for (int j = s->rank - 1; j >= 0; j--) {
-        st[j] = given ? given[j] : step;
-        step *= s->d[j];
-    }
+    memcpy(st, p->out_arg[p->node.p[store].at[0]].stride, sizeof p->out_arg->stride);
 }
 
 /* Strides of the operand's axes when a reshape of it is stored with strides st; false: not one stride an axis. */

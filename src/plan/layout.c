@@ -138,7 +138,7 @@ static void *take(struct bump *b, size_t n) {
 static size_t measure(const struct planner *p) {
     size_t n = sizeof(struct dvm_plan) + 1024;
     n += p->group.n * sizeof(struct dvm_kplan) + p->param.n * sizeof(struct dvm_pparam);
-    n += (size_t)p->g->n_out * sizeof(struct dvm_plan_out);
+    n += (size_t)(p->g->n_in + p->g->n_out) * sizeof(struct dvm_plan_arg);
     for (uint32_t i = 0; i < p->group.n; i++) {
         const struct group *g = p->group.p[i];
         for (int k = 0; k < 2 * g->npass; k++) {
@@ -270,21 +270,11 @@ static void count_bytes(const struct planner *p, struct dvm_plan *pl) {
     }
 }
 
-static void fill_outs(const struct planner *p, struct dvm_plan_out *out) {
-    for (int i = 0; i < p->g->n_out; i++) {
-        const struct pnode *n = &p->node.p[p->pref[p->g->output.p[i]]];
-        const struct dvm_shape *s = &p->shape.p[n->shape];
-        const int64_t *given = p->in->out_stride ? p->in->out_stride[i] : NULL;
-        if (!given && n->nat > 1) given = n->at + 1;
-        int64_t step = 1;
-        out[i].rank = s->rank;
-        out[i].dtype = n->dtype;
-        for (int j = s->rank - 1; j >= 0; j--) {
-            out[i].d[j] = s->d[j];
-            out[i].stride[j] = given ? given[j] : step;
-            step *= s->d[j];
-        }
-    }
+static const struct dvm_plan_arg *keep_args(struct bump *bm, const struct dvm_plan_arg *a,
+                                            uint32_t n) {
+    struct dvm_plan_arg *to = take(bm, n * sizeof *to);
+    if (n) memcpy(to, a, n * sizeof *to);
+    return to;
 }
 
 dvm_status dvm_plan_layout(struct planner *p, const struct dvm_mem *mem, struct dvm_plan **out) {
@@ -301,16 +291,16 @@ dvm_status dvm_plan_layout(struct planner *p, const struct dvm_mem *mem, struct 
         for (int k = 0; k < 2 * p->group.p[i]->npass; k++) nph += live(sb_at(p->group.p[i], k));
     struct dvm_kplan *kp = take(&bm, p->group.n * sizeof *kp);
     struct dvm_pparam *par = take(&bm, p->param.n * sizeof *par);
-    struct dvm_plan_out *po = take(&bm, (size_t)p->g->n_out * sizeof *po);
+    pl->nin = (uint32_t)p->g->n_in;
+    pl->nout = (uint32_t)p->g->n_out;
+    pl->in = keep_args(&bm, p->in_arg, pl->nin);
+    pl->out = keep_args(&bm, p->out_arg, pl->nout);
     pl->strip = take(&bm, nph * sizeof *pl->strip);
     pl->code = take(&bm, nph * sizeof *pl->code);
     if (p->param.n) memcpy(par, p->param.p, p->param.n * sizeof *par);
-    fill_outs(p, po);
     pl->kernel = kp;
     pl->param = par;
     pl->nparam = p->param.n;
-    pl->out = po;
-    pl->nout = (uint32_t)p->g->n_out;
     for (uint32_t i = 0; i < p->group.n; i++) {
         bool any = false;
         for (int k = 0; k < 2 * p->group.p[i]->npass; k++) any |= live(sb_at(p->group.p[i], k));

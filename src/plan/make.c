@@ -24,6 +24,7 @@ dvm_status dvm_plan_make(const struct dvm_plan_in *in, struct dvm_arena *a,
                          const struct dvm_mem *mem, struct dvm_plan **out) {
     struct planner p = {.g = in->g, .in = in, .a = a};
     DVM_TRY(dvm_plan_nodes(&p));
+    DVM_TRY(dvm_plan_args(&p));
     DVM_TRY(dvm_plan_groups(&p));
     DVM_TRY(dvm_plan_layout(&p, mem, out));
     dvm_status st = check_kind(&p, (*out)->nkernel);
@@ -37,7 +38,7 @@ dvm_status dvm_plan_make(const struct dvm_plan_in *in, struct dvm_arena *a,
 }
 
 dvm_status dvm_plan_infer(const struct dvm_plan_in *in, struct dvm_arena *a,
-                          struct dvm_plan_out *out) {
+                          struct dvm_plan_arg *out) {
     struct planner p = {.g = in->g, .in = in, .a = a};
     DVM_TRY(dvm_plan_nodes(&p));
     for (int i = 0; i < in->g->n_out; i++) {

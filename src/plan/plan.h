@@ -65,20 +65,22 @@ struct dvm_pparam {
     uint64_t bits;
 };
 
-struct dvm_plan_out {
-    int32_t rank;
+/* A tensor argument as this plan takes it. */
+struct dvm_plan_arg {
+    int32_t rank; /* -1: a scalar, or not used */
     int32_t dtype;
     int64_t d[DVM_MAX_RANK];
-    int64_t stride[DVM_MAX_RANK]; /* elements; dense or as declared */
+    int64_t stride[DVM_MAX_RANK]; /* elements */
+    int64_t lo, hi;               /* bytes touched are [lo, hi) from the first element */
 };
 
 struct dvm_plan {
-    uint32_t nkernel, nstrip, nparam, nout;
+    uint32_t nkernel, nstrip, nparam, nin, nout;
     const struct dvm_kplan *kernel;
     const struct dvm_strip *strip;
     struct dvm_code **code; /* nstrip, filled by rt from the strip cache */
     const struct dvm_pparam *param;
-    const struct dvm_plan_out *out;
+    const struct dvm_plan_arg *in, *out;
     size_t workspace;
     int64_t bytes_moved, bytes_unfused, bytes_minimum;
     int64_t ninstructions;

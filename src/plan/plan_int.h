@@ -1,6 +1,6 @@
-/* Inside the planner. The path: nodes.c (concrete shapes, normal form of reductions) -> group.c (which roots share a
- * kernel) -> emit.c (values to strip instructions, views to strides, view.c) -> layout.c (axes, blocks, buffers,
- * the finished plan). Everything lives in one arena that is dropped when the plan is made. */
+/* Inside the planner. The path: nodes.c (concrete shapes, normal form of reductions) -> args.c (strides of arguments)
+ * -> group.c (which roots share a kernel) -> emit.c (values to strip instructions, views to strides, view.c) -> axes.c
+ * -> layout.c (blocks, buffers, the finished plan). Everything lives in one arena that is dropped when the plan is made. */
 #ifndef DVM_PLAN_PLAN_INT_H
 #define DVM_PLAN_PLAN_INT_H
 #include "base/err.h"
@@ -162,6 +162,7 @@ struct planner {
     DVM_VEC(struct dvm_shape) shape;
     DVM_VEC(int64_t) numel; /* by shape */
     DVM_VEC(struct pnode) node;
+    struct dvm_plan_arg *in_arg, *out_arg;
     uint32_t *pref; /* graph node -> pnode */
     DVM_VEC(struct buffer) buffer;
     DVM_VEC(struct root) root;
@@ -186,6 +187,7 @@ bool dvm_plan_grow(struct planner *p, void **q, uint32_t *cap, uint32_t want, si
          : NULL)
 
 dvm_status dvm_plan_nodes(struct planner *p);                         /* nodes.c */
+dvm_status dvm_plan_args(struct planner *p);                          /* args.c */
 int32_t dvm_plan_shape(struct planner *p, const struct dvm_shape *s); /* interned */
 dvm_status dvm_plan_groups(struct planner *p);                        /* group.c */
 bool dvm_plan_emit_root(struct planner *p, struct group *g,

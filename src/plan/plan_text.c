@@ -13,7 +13,7 @@ static const char *const phases[] = {"full", "vec"};
 static const char *const sources[] = {"input", "output", "ws", "scratch", "iota"};
 static const char *const roles[] = {"load", "store", "fold", "pick", "iota"};
 static const char *const moves[] = {"unif", "row", "contig", "strided"};
-static const char whole_rows[] = "whole_rows", params[] = "params";
+static const char whole_rows[] = "whole_rows", params[] = "params", none[] = "none";
 
 static bool is_numbered(int src) { return src == DVM_SRC_INPUT || src == DVM_SRC_OUTPUT; }
 
@@ -77,9 +77,13 @@ static void write_kernel(const struct dvm_plan *p, uint32_t i, struct dvm_text *
     for (int f = 0; f < k->nphase; f++) write_phase(p, k, &k->phase[f], t);
 }
 
-static void write_out(const struct dvm_plan *p, uint32_t i, struct dvm_text *t) {
-    const struct dvm_plan_out *o = &p->out[i];
-    PUT("  out%u: %s", i, dvm_dtype_name((dvm_dtype)o->dtype));
+static void write_arg(const char *what, uint32_t i, const struct dvm_plan_arg *o,
+                      struct dvm_text *t) {
+    if (o->rank < 0) {
+        PUT("  %s%u: %s\n", what, i, none);
+        return;
+    }
+    PUT("  %s%u: %s", what, i, dvm_dtype_name((dvm_dtype)o->dtype));
     write_list(o->d, o->rank, t);
     PUT(" strides ");
     write_list(o->stride, o->rank, t);
@@ -98,7 +102,8 @@ static void write_param(const struct dvm_plan *p, uint32_t i, struct dvm_text *t
 void dvm_plan_write(const struct dvm_plan *p, struct dvm_text *t) {
     PUT("plan workspace %zu unfused %lld minimum %lld\n", p->workspace, (long long)p->bytes_unfused,
         (long long)p->bytes_minimum);
-    for (uint32_t i = 0; i < p->nout; i++) write_out(p, i, t);
+    for (uint32_t i = 0; i < p->nin; i++) write_arg("in", i, &p->in[i], t);
+    for (uint32_t i = 0; i < p->nout; i++) write_arg("out", i, &p->out[i], t);
     for (uint32_t i = 0; i < p->nparam; i++) write_param(p, i, t);
     for (uint32_t i = 0; i < p->nkernel; i++) write_kernel(p, i, t);
     for (uint32_t i = 0; i < p->nstrip; i++) {
@@ -123,7 +128,8 @@ struct reader {
     const struct dvm_mem *mem;
     size_t workspace;
     int64_t unfused, minimum;
-    DVM_VEC(struct dvm_plan_out) out;
+    DVM_VEC(struct dvm_plan_arg) in;
+    DVM_VEC(struct dvm_plan_arg) out;
     DVM_VEC(struct dvm_pparam) param;
     DVM_VEC(struct dvm_kplan) kernel;
     DVM_VEC(struct dvm_phase) phase; /* of all kernels, one after the other; */
@@ -297,19 +303,20 @@ static dvm_status read_head(struct reader *r) {
     return field(r, "minimum", &r->minimum);
 }
 
-static dvm_status read_out(struct reader *r) {
-    struct dvm_plan_out o = {0};
+static dvm_status read_arg(struct reader *r, struct dvm_plan_arg *a) {
     int rank, dtype;
-    DVM_TRY(item(r, "out", r->out.n));
+    *a = (struct dvm_plan_arg){.rank = -1};
+    if (take(r, none)) return DVM_OK;
     DVM_TRY(read_dtype(r, &dtype));
-    DVM_TRY(read_list(r, o.d, DVM_MAX_RANK, &rank));
-    o.rank = rank;
-    o.dtype = dtype;
+    DVM_TRY(read_list(r, a->d, DVM_MAX_RANK, &rank));
+    a->rank = rank;
+    a->dtype = dtype;
     DVM_TRY(want(r, "strides"));
-    DVM_TRY(read_list(r, o.stride, o.rank, &rank));
-    if (rank != o.rank) return expected(r, "a stride for each axis");
-    APPEND(r, r->out, o);
-    return DVM_OK;
+    DVM_TRY(read_list(r, a->stride, a->rank, &rank));
+    if (rank != a->rank) return expected(r, "a stride for each axis");
+    for (int j = 0; j < rank; j++)
+        if (a->d[j] < 0) return expected(r, "sizes of at least 0");
+    return dvm_plan_span(a) ? DVM_OK : expected(r, "a tensor inside memory");
 }
 
 static dvm_status read_param(struct reader *r) {
@@ -461,9 +468,19 @@ static dvm_status read_strips(struct reader *r, char *text, const char *from) {
 }
 
 static dvm_status read_plan(struct reader *r, const char *text, size_t n) {
+    struct dvm_plan_arg arg;
     next(r);
     DVM_TRY(read_head(r));
-    while (at_item(r, "out")) DVM_TRY(read_out(r));
+    while (at_item(r, "in")) {
+        DVM_TRY(item(r, "in", r->in.n));
+        DVM_TRY(read_arg(r, &arg));
+        APPEND(r, r->in, arg);
+    }
+    while (at_item(r, "out")) {
+        DVM_TRY(item(r, "out", r->out.n));
+        DVM_TRY(read_arg(r, &arg));
+        APPEND(r, r->out, arg);
+    }
     while (at_item(r, "p")) DVM_TRY(read_param(r));
     while (is(r, "kernel")) DVM_TRY(read_kernel(r));
     if (!r->n) return DVM_OK;
@@ -529,7 +546,7 @@ static struct dvm_plan *lay(const struct reader *r, struct block *b) {
     struct dvm_plan *p = carve(b, NULL, sizeof *p);
     void *kernel = CARVE(b, r->kernel), *phase = CARVE(b, r->phase), *bind = CARVE(b, r->bind);
     void *index = CARVE(b, r->index), *why = CARVE(b, r->why);
-    void *out = CARVE(b, r->out), *param = CARVE(b, r->param);
+    void *in = CARVE(b, r->in), *out = CARVE(b, r->out), *param = CARVE(b, r->param);
     struct dvm_strip *strip = carve(b, NULL, r->strip.n * sizeof *strip);
     void *code = carve(b, NULL, r->strip.n * sizeof *p->code);
     for (uint32_t i = 0; i < r->strip.n; i++)
@@ -539,11 +556,13 @@ static struct dvm_plan *lay(const struct reader *r, struct block *b) {
         .nkernel = r->kernel.n,
         .nstrip = r->strip.n,
         .nparam = r->param.n,
+        .nin = r->in.n,
         .nout = r->out.n,
         .kernel = kernel,
         .strip = strip,
         .code = code,
         .param = param,
+        .in = in,
         .out = out,
         .workspace = r->workspace,
         .bytes_unfused = r->unfused,
@@ -593,6 +612,7 @@ dvm_status dvm_plan_read(const struct dvm_mem *m, const char *file, const char *
     dvm_status st = read_plan(&r, text, n);
     if (st == DVM_OK) st = finish(&r, out);
     while (r.strip.n) dvm_strip_free(m, &r.strip.p[--r.strip.n]);
+    DVM_VEC_FREE(m, r.in);
     DVM_VEC_FREE(m, r.out);
     DVM_VEC_FREE(m, r.param);
     DVM_VEC_FREE(m, r.kernel);

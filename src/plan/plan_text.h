@@ -1,6 +1,8 @@
 /* Plans as text, and back. Blanks separate, `;` starts a comment:
  *
  *   plan workspace 0 unfused 917504 minimum 262144
+ *     in0: f32[64, 512] strides [512, 1]    in elements
+ *     in1: none                         a scalar, or not used
  *     out0: f32[64, 512] strides [512, 1]
  *     p0: f32 input 1                   a scalar argument, read at every run
  *     p1: i64 bits 0x200                a number fixed by the shapes
@@ -37,7 +39,7 @@ dvm_status dvm_plan_read(const struct dvm_mem *m, const char *file, const char *
                          struct dvm_plan **out);
 
 /* plan_verify.c: every index in range, roles and places of operands agree, and no operand leaves the workspace, the
- * scratch of its block or its output. Where inputs end is not known to a plan. where: NULL, or the place of what is
+ * scratch of its block or its argument. where: NULL, or the place of what is
  * wrong, -1 beyond its depth. */
 struct dvm_plan_spot {
     int64_t kernel, phase, opnd;

@@ -1,11 +1,12 @@
 /* The verifier of plans: what the loop driver and the strips of a plan rely on. Needs strips that have
  * passed their own verifier; guarantees that every index is in range, that operands have the place
  * and the step that their role and kind in the strip promise, and that no operand leaves the
- * workspace, the scratch of its block or its output. Where inputs end is not known to a plan. */
+ * workspace, the scratch of its block or its argument. */
 #include <stdarg.h>
 #include <stdio.h>
 
 #include "base/err.h"
+#include "plan/make.h"
 #include "plan/plan_text.h"
 
 struct check {
@@ -90,34 +91,32 @@ static bool reach(const struct check *c, const struct dvm_bind *b, const struct 
     return dvm_add_ok(*hi, (int64_t)dvm_dtype_size((dvm_dtype)d->dtype), hi);
 }
 
-static bool span_of_output(const struct dvm_plan_out *o, int64_t *lo, int64_t *hi) {
-    int64_t es = (int64_t)dvm_dtype_size((dvm_dtype)o->dtype), step;
-    *lo = *hi = 0;
-    for (int j = 0; j < o->rank; j++)
-        if (o->d[j] == 0) return true;
-    for (int j = 0; j < o->rank; j++) {
-        if (!dvm_mul_ok(o->stride[j], (o->d[j] - 1), &step) || !dvm_mul_ok(step, es, &step))
-            return false;
-        if (!dvm_add_ok(step < 0 ? *lo : *hi, step, step < 0 ? lo : hi)) return false;
-    }
-    return dvm_add_ok(*hi, es, hi);
-}
-
 static dvm_status check_inside(const struct check *c, const struct dvm_bind *b,
                                const struct dvm_opnd *d) {
     int64_t lo, hi, from = 0, to;
-    if (b->src == DVM_SRC_INPUT || b->src == DVM_SRC_NONE) return DVM_OK;
+    if (b->src == DVM_SRC_NONE) return DVM_OK;
     to = (int64_t)(b->src == DVM_SRC_WS ? c->p->workspace : c->k->scratch);
     if (!reach(c, b, d, &lo, &hi)) return bad(c, "its end is beyond 2^63");
-    if (b->src == DVM_SRC_OUTPUT && !span_of_output(&c->p->out[b->index], &from, &to))
-        return bad(c, "output %u ends beyond 2^63", b->index);
+    const struct dvm_plan_arg *arg = b->src == DVM_SRC_INPUT    ? &c->p->in[b->index]
+                                     : b->src == DVM_SRC_OUTPUT ? &c->p->out[b->index]
+                                                                : NULL;
+    if (arg) from = arg->lo, to = arg->hi;
     if (lo < hi && (lo < from || hi > to))
         return bad(c, "touches bytes %lld to %lld of %lld to %lld", (long long)lo, (long long)hi,
                    (long long)from, (long long)to);
     return DVM_OK;
 }
 
-/* A row or a column of partial results lies in scratch as the driver expects it. */
+static dvm_status check_arg(const struct check *c, const char *what, uint32_t index,
+                            const struct dvm_plan_arg *a, uint32_t n, const struct dvm_opnd *d) {
+    if (index >= n) return bad(c, "%s %u of %u", what, index, n);
+    if (a[index].rank < 0) return bad(c, "%s %u is no tensor", what, index);
+    if (d->dtype != a[index].dtype)
+        return bad(c, "%s in an %s of %s", dvm_dtype_name((dvm_dtype)d->dtype), what,
+                   dvm_dtype_name((dvm_dtype)a[index].dtype));
+    return DVM_OK;
+}
+
 static dvm_status check_place(const struct check *c, const struct dvm_bind *b,
                               const struct dvm_opnd *d) {
     bool iota = d->role == DVM_ROLE_IOTA, out = d->role == DVM_ROLE_STORE;
@@ -126,13 +125,9 @@ static dvm_status check_place(const struct check *c, const struct dvm_bind *b,
     if (d->role == DVM_ROLE_FOLD && b->src != DVM_SRC_SCRATCH)
         return bad(c, "results of a fold go to scratch");
     if (out && b->src == DVM_SRC_INPUT) return bad(c, "an input is written");
-    if (b->src == DVM_SRC_INPUT && b->index >= DVM_MAX_ARGS) return bad(c, "input %u", b->index);
-    if (b->src == DVM_SRC_OUTPUT) {
-        if (b->index >= c->p->nout) return bad(c, "output %u of %u", b->index, c->p->nout);
-        if (d->dtype != c->p->out[b->index].dtype)
-            return bad(c, "%s in an output of %s", dvm_dtype_name((dvm_dtype)d->dtype),
-                       dvm_dtype_name((dvm_dtype)c->p->out[b->index].dtype));
-    }
+    if (b->src == DVM_SRC_INPUT) DVM_TRY(check_arg(c, "input", b->index, c->p->in, c->p->nin, d));
+    if (b->src == DVM_SRC_OUTPUT)
+        DVM_TRY(check_arg(c, "output", b->index, c->p->out, c->p->nout, d));
     if (b->src == DVM_SRC_SCRATCH)
         for (int a = 0; a < c->k->naxes - 1; a++)
             if (b->stride[a] && a != block_axis(c->k))
@@ -206,18 +201,29 @@ static dvm_status check_phase(struct check *c) {
     return DVM_OK;
 }
 
+static dvm_status check_args(const char *what, const struct dvm_plan_arg *a, uint32_t n,
+                             int least) {
+    for (uint32_t i = 0; i < n; i++) {
+        if (a[i].rank < least || a[i].rank > DVM_MAX_RANK || (unsigned)a[i].dtype >= DVM_NDTYPE)
+            DVM_FAIL(FORMAT, "plan %s %u: rank %d, dtype %d", what, i, a[i].rank, a[i].dtype);
+        for (int j = 0; j < a[i].rank; j++)
+            if (a[i].d[j] < 0)
+                DVM_FAIL(FORMAT, "plan %s %u: size %lld", what, i, (long long)a[i].d[j]);
+        struct dvm_plan_arg span = a[i];
+        bool fits = a[i].rank < 0 || dvm_plan_span(&span);
+        if (!fits || span.lo != a[i].lo || span.hi != a[i].hi)
+            DVM_FAIL(FORMAT, "plan %s %u: not its span in memory", what, i);
+    }
+    return DVM_OK;
+}
+
 static dvm_status check_tables(const struct dvm_plan *p) {
     if (p->workspace > INT64_MAX / 2) DVM_FAIL(FORMAT, "plan workspace of %zu bytes", p->workspace);
-    for (uint32_t i = 0; i < p->nout; i++) {
-        const struct dvm_plan_out *o = &p->out[i];
-        if (o->rank < 0 || o->rank > DVM_MAX_RANK || (unsigned)o->dtype >= DVM_NDTYPE)
-            DVM_FAIL(FORMAT, "plan output %u: rank %d, dtype %d", i, o->rank, o->dtype);
-        for (int j = 0; j < o->rank; j++)
-            if (o->d[j] < 0) DVM_FAIL(FORMAT, "plan output %u: size %lld", i, (long long)o->d[j]);
-    }
+    DVM_TRY(check_args("input", p->in, p->nin, -1));
+    DVM_TRY(check_args("output", p->out, p->nout, 0));
     for (uint32_t i = 0; i < p->nparam; i++) {
         const struct dvm_pparam *q = &p->param[i];
-        if (q->dtype >= DVM_NDTYPE || q->vt != dvm_vt_of(q->dtype) || q->input >= DVM_MAX_ARGS)
+        if (q->dtype >= DVM_NDTYPE || q->vt != dvm_vt_of(q->dtype) || q->input >= (int)p->nin)
             DVM_FAIL(FORMAT, "plan parameter %u: dtype %u, type %u", i, q->dtype, q->vt);
     }
     return DVM_OK;

@@ -61,31 +61,39 @@ static void write_type(int dtype, int rank, const int64_t *d, struct dvm_text *t
     PUT("]");
 }
 
-/* The shapes this plan is for, from the record's key. */
+static bool is_dense(const struct dvm_plan_arg *a) {
+    int64_t step = 1;
+    for (int j = a->rank - 1; j >= 0; j--) {
+        if (a->stride[j] != step) return false;
+        step *= a->d[j];
+    }
+    return true;
+}
+
+static void explain_tensor(const struct dvm_plan_arg *a, struct dvm_text *t) {
+    write_type(a->dtype, a->rank, a->d, t);
+    if (is_dense(a)) return;
+    for (int j = 0; j < a->rank; j++)
+        PUT("%s%lld", j ? ", " : " strides [", (long long)a->stride[j]);
+    PUT("]");
+}
+
+/* The shapes this plan is for. */
 static void explain_args(const struct dvm_kernel *k, const struct launch_record *r,
                          struct dvm_text *t) {
-    const int64_t *key = r->key;
-    for (int i = 0; i < k->source->n_in; i++) {
+    for (uint32_t i = 0; i < r->plan->nin; i++) {
         const struct arg_info *a = &k->arg[i];
-        PUT("  %s%d  ", a->scalar ? "s" : "x", i);
-        if (a->scalar) {
-            PUT("scalar %s", dvm_dtype_name((dvm_dtype)a->dtype));
-            if (a->in_dims) PUT(" = %lld, in the shapes", (long long)*key++);
-        } else {
-            int rank = (int)(*key >> 1);
-            bool strided = *key++ & 1;
-            write_type(a->dtype, rank, key, t);
-            key += rank;
-            for (int j = 0; strided && j < rank; j++)
-                PUT("%s%lld", j ? ", " : " strides [", (long long)*key++);
-            PUT("%s", strided ? "]" : "");
-        }
-        PUT("%s\n", a->live ? "" : "  (not used)");
+        PUT("  %s%u  ", a->scalar ? "s" : "x", i);
+        if (a->scalar)
+            PUT("scalar %s%s", dvm_dtype_name((dvm_dtype)a->dtype),
+                a->in_dims ? ", in the shapes" : "");
+        else if (a->live)
+            explain_tensor(&r->plan->in[i], t);
+        PUT("%s\n", a->live ? "" : "not used");
     }
     for (uint32_t i = 0; i < r->plan->nout; i++) {
-        const struct dvm_plan_out *o = &r->plan->out[i];
         PUT("  out%u  ", i);
-        write_type(o->dtype, o->rank, o->d, t);
+        explain_tensor(&r->plan->out[i], t);
         PUT("\n");
     }
 }

@@ -94,13 +94,14 @@ static dvm_status compile_strips(struct dvm_kernel *k, struct launch_record *r) 
 }
 
 struct call_shapes {
-    struct dvm_shape *shape;
+    struct dvm_shape *shape, *out_shape;
     const int64_t **in_stride, **out_stride;
     dvm_number *scalar;
 };
 
 static dvm_status gather_shapes(struct dvm_kernel *k, int n_in, const dvm_arg *in,
                                 const dvm_arg *out, struct call_shapes *s) {
+    *s = (struct call_shapes){0};
     size_t ni = (size_t)n_in + 1, no = (size_t)k->g->n_out + 1;
     s->shape = dvm_arena_new(&k->arena, ni * sizeof *s->shape);
     s->in_stride = dvm_arena_new(&k->arena, ni * sizeof *s->in_stride);
@@ -114,7 +115,14 @@ static dvm_status gather_shapes(struct dvm_kernel *k, int n_in, const dvm_arg *i
         for (int j = 0; j < in[i].rank; j++) s->shape[i].d[j] = in[i].dims[j];
         s->in_stride[i] = in[i].strides;
     }
-    for (int i = 0; out && i < k->g->n_out; i++) s->out_stride[i] = out[i].strides;
+    if (!out) return DVM_OK;
+    s->out_shape = dvm_arena_new(&k->arena, no * sizeof *s->out_shape);
+    if (!s->out_shape) return DVM_ERR_NOMEM;
+    for (int i = 0; i < k->g->n_out; i++) {
+        s->out_stride[i] = out[i].strides;
+        s->out_shape[i].rank = out[i].rank;
+        for (int j = 0; j < out[i].rank; j++) s->out_shape[i].d[j] = out[i].dims[j];
+    }
     return DVM_OK;
 }
 
@@ -124,6 +132,7 @@ static struct dvm_plan_in plan_in(const struct dvm_kernel *k, const struct call_
                                 .in_stride = s->in_stride,
                                 .scalar = s->scalar,
                                 .out_stride = s->out_stride,
+                                .out_shape = s->out_shape,
                                 .cache_bytes = k->ctx->cache_bytes,
                                 .strict = (k->g->flags & DVM_STRICT) != 0};
 }
@@ -228,13 +237,13 @@ dvm_status dvm_kernel_shapes(struct dvm_kernel *k, int n_in, const dvm_arg *in, 
     DVM_TRY(key_make(k, &key, n_in, in, NULL));
     pthread_mutex_lock(&k->lock);
     dvm_status st = DVM_OK;
-    const struct dvm_plan_out *o = NULL;
+    const struct dvm_plan_arg *o = NULL;
     for (struct launch_record *r = k->table; r && !o; r = r->next)
         if (r->nkey_in == key.n_in && !memcmp(r->key, key.p, key.n_in * sizeof *key.p))
             o = r->plan->out;
     if (!o) {
         struct call_shapes s;
-        struct dvm_plan_out *po = dvm_arena_new(&k->arena, sizeof *po * (size_t)(k->g->n_out + 1));
+        struct dvm_plan_arg *po = dvm_arena_new(&k->arena, sizeof *po * (size_t)(k->g->n_out + 1));
         st = po ? gather_shapes(k, n_in, in, NULL, &s) : DVM_ERR_NOMEM;
         if (st == DVM_OK) {
             struct dvm_plan_in pi = plan_in(k, &s);

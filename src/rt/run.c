@@ -41,8 +41,12 @@ static dvm_status check_inputs(const struct dvm_kernel *k, int n_in, const dvm_a
     if (n_in && !in) DVM_FAIL(ARG, "inputs are NULL");
     for (int i = 0; i < n_in; i++) {
         if (k->arg[i].scalar) {
-            if (in[i].rank > 0 || (in[i].rank == 0 && !in[i].data))
-                DVM_FAIL(ARG, "input %d is a tensor, the kernel takes a scalar", i);
+            if (in[i].rank >= 0)
+                DVM_FAIL(ARG, "input %d is a tensor, the kernel takes a scalar (rank -1)", i);
+            if (in[i].dtype != k->arg[i].dtype)
+                DVM_FAIL(DTYPE, "input %d, a scalar, is %s, the kernel takes %s", i,
+                         dvm_dtype_name((dvm_dtype)in[i].dtype),
+                         dvm_dtype_name((dvm_dtype)k->arg[i].dtype));
             continue;
         }
         DVM_TRY(check_tensor(&in[i], "input", i, k->arg[i].dtype));
@@ -51,24 +55,13 @@ static dvm_status check_inputs(const struct dvm_kernel *k, int n_in, const dvm_a
     return DVM_OK;
 }
 
-static dvm_status check_outputs(const struct dvm_kernel *k, int n_out, const dvm_arg *out,
-                                const struct dvm_plan *p) {
-    char a[256], b[256];
+static dvm_status check_outputs(int n_out, const dvm_arg *out, const struct dvm_plan *p) {
     for (int i = 0; i < n_out; i++) {
-        const struct dvm_plan_out *o = &p->out[i];
-        struct dvm_shape have = {.rank = out[i].rank}, want = {.rank = o->rank};
-        bool ok = have.rank == want.rank;
-        for (int j = 0; j < want.rank; j++) want.d[j] = o->d[j];
-        for (int j = 0; j < have.rank; j++) {
-            have.d[j] = out[i].dims[j];
-            ok = ok && have.d[j] == want.d[j];
-        }
-        if (!ok)
-            DVM_FAIL(SHAPE, "output %d has shape %s, the kernel gives %s", i,
-                     dvm_shape_str(&have, a, sizeof a), dvm_shape_str(&want, b, sizeof b));
-        DVM_TRY(check_data(&out[i], "output", i));
+        struct dvm_shape have = {.rank = out[i].rank}, want = {.rank = p->out[i].rank};
+        for (int j = 0; j < want.rank; j++) want.d[j] = p->out[i].d[j];
+        for (int j = 0; j < have.rank; j++) have.d[j] = out[i].dims[j];
+        DVM_TRY(dvm_plan_check_output(i, &have, &want));
     }
-    (void)k;
     return DVM_OK;
 }
 
@@ -88,11 +81,13 @@ dvm_status dvm_run(dvm_kernel *k, int n_in, const dvm_arg *in, int n_out, const 
     if (n_out != k->g->n_out)
         DVM_FAIL(ARG, "the kernel gives %d outputs, got %d", k->g->n_out, n_out);
     if (!out) DVM_FAIL(ARG, "outputs are NULL");
-    for (int i = 0; i < n_out; i++)
+    for (int i = 0; i < n_out; i++) {
         DVM_TRY(check_tensor(&out[i], "output", i, k->g->node.p[k->g->output.p[i]].dtype));
+        DVM_TRY(check_data(&out[i], "output", i));
+    }
     struct launch_record *r;
     DVM_TRY(dvm_kernel_record(k, n_in, in, out, &r));
-    dvm_status st = check_outputs(k, n_out, out, r->plan);
+    dvm_status st = check_outputs(n_out, out, r->plan);
     if (st == DVM_OK) st = dvm_run_record(k, r, in, out);
     dvm_record_unref(k, r);
     return st;
@@ -145,7 +140,7 @@ dvm_status dvm_run_record(struct dvm_kernel *k, struct launch_record *r, const d
     bind_params(k, p, in, par);
     struct dvm_launch l = {
         .plan = p, .in = ptr, .out = ptr + ni, .param = par, .pool = k->ctx->pool, .mem = &k->mem};
-    struct dvm_copies copies = {0};
+    struct dvm_copy *copies = NULL;
     dvm_status st = dvm_check_overlap(k, r, in, out, ptr, &l.alias, &copies);
     size_t ws_size = p->workspace;
     if (st == DVM_OK && ws_size) {

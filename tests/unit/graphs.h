@@ -159,7 +159,7 @@ struct prog {
     int nin, nout;
     dvm_arg in[PROG_IO], out[PROG_IO];
     int64_t in_dims[PROG_IO][DVM_MAX_RANK], out_dims[PROG_IO][DVM_MAX_RANK];
-    char *in_block[PROG_IO], *out_block[PROG_IO];
+    char *in_block[PROG_IO], *out_block[PROG_IO], *out_data[PROG_IO];
     size_t out_bytes[PROG_IO];
 };
 
@@ -244,20 +244,21 @@ static inline dvm_status prog_outputs(struct prog *p) {
         p->out_bytes[i] = (size_t)prog_count(a) * dvm_dtype_size(dtype[i]);
         free(p->out_block[i]);
         p->out_block[i] = malloc(p->out_bytes[i] + 2 * PROG_GUARD + 64);
-        a->data = p->out_block[i] + PROG_GUARD + (64 - (uintptr_t)p->out_block[i] % 64) % 64;
+        a->data = p->out_data[i] =
+            p->out_block[i] + PROG_GUARD + (64 - (uintptr_t)p->out_block[i] % 64) % 64;
     }
     return DVM_OK;
 }
 
 static inline void prog_poison(struct prog *p) {
     for (int i = 0; i < p->nout; i++)
-        memset((char *)p->out[i].data - PROG_GUARD, 0xa5, p->out_bytes[i] + 2 * PROG_GUARD);
+        memset(p->out_data[i] - PROG_GUARD, 0xa5, p->out_bytes[i] + 2 * PROG_GUARD);
 }
 
 /* The guards are as they were; all: the outputs as well. */
 static inline bool prog_untouched(const struct prog *p, bool all) {
     for (int i = 0; i < p->nout; i++) {
-        const unsigned char *b = (const unsigned char *)p->out[i].data - PROG_GUARD;
+        const unsigned char *b = (const unsigned char *)p->out_data[i] - PROG_GUARD;
         for (size_t j = 0; j < p->out_bytes[i] + 2 * PROG_GUARD; j++) {
             bool guard = j < PROG_GUARD || j >= p->out_bytes[i] + PROG_GUARD;
             if ((all || guard) && b[j] != 0xa5) return false;

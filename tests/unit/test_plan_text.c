@@ -94,8 +94,9 @@ static void test_round_trip(void **state) {
 
 /* ---- errors ------------------------------------------------------------------------------------------------ */
 
-#define HEAD                                                                                       \
-    "plan workspace 64 unfused 9 minimum 9\n  out0: f32[4, 8] strides [8, 1]\n  p0: f32 input 1\n"
+#define HEAD                                                                          \
+    "plan workspace 64 unfused 9 minimum 9 in0: f32[4, 8] strides [8, 1] in1: none\n" \
+    "  out0: f32[4, 8] strides [8, 1]\n  p0: f32 input 1\n"
 #define AXES "kernel 0 row\n  axes kept 4, strip 8\n  block 2 scratch 64 bytes 256\n"
 #define FIRST "  phase full strip 0 params 0\n    o0: input 0 [32, 4]\n    o1: scratch [4, 0]\n"
 #define SECOND "  phase full strip 1\n    o0: scratch [4, 0]\n    o1: output 0 [32, 4]\n"
@@ -132,11 +133,11 @@ static void test_form(void **state) {
     fails("", "t:1:1: expected plan before \"\"");
     fails("plan workspace x", "t:1:16: expected a number in range before \"x\"");
     broken("out0", "out1", "t:2:3: \"out1\" where out0 is next");
-    broken("f32[4, 8]", "f33[4, 8]", "t:2:9: expected a dtype before \"f33\"");
-    broken("[8, 1]", "[8]", "t:3:3: expected a stride for each axis before \"p0\"");
-    broken("[8, 1]", "[8, 1, 1]", "t:2:34: expected ] before \"1\"");
+    broken("out0: f32", "out0: f33", "t:2:9: expected a dtype before \"f33\"");
+    broken("[8, 1]", "[8]", "t:1:66: expected a stride for each axis before \"in1\"");
+    broken("[8, 1]", "[8, 1, 1]", "t:1:69: expected ] before \"1\"");
     broken("[4, 8]", "[4, 99999999999999999999]",
-           "t:2:16: expected a number in range before \"99999999999999999999\"");
+           "t:1:51: expected a number in range before \"99999999999999999999\"");
     broken("kernel 0", "kernel 1", "t:4:8: expected its number before \"1\"");
     broken("row", "rows", "t:4:10: expected map, row or col before \"rows\"");
     broken("kept 4, strip 8", "strip 8, kept 4",
@@ -199,12 +200,21 @@ static void test_structure(void **state) {
            "t:12:5: plan kernel 0, phase 1, operand o1: a pick of 2 elements");
     broken("o1: output 0 [32, 4]", "o1: ws [32, 4] ",
            "t:12:5: plan kernel 0, phase 1, operand o1: touches bytes 0 to 128 of 0 to 64");
+    broken("o0: input 0 [32, 4]", "o0: input 1 [32, 4]",
+           "t:8:5: plan kernel 0, phase 0, operand o0: input 1 is no tensor");
+    broken("o0: input 0 [32, 4]", "o0: input 0 + 4 [32, 4]",
+           "t:8:5: plan kernel 0, phase 0, operand o0: touches bytes 4 to 132 of 0 to 128");
+    broken("in0: f32", "in0: f16",
+           "t:8:5: plan kernel 0, phase 0, operand o0: f32 in an input of f16");
+    broken("f32[4, 8]", "f32[4, 9223372036854775807]",
+           "t:1:87: expected a tensor inside memory before \"in1\"");
+    broken("input 1\n", "input 2\n", "t:1:1: plan parameter 0: dtype 3, type 3");
     broken("out0: f32", "out0: i32",
            "t:12:5: plan kernel 0, phase 1, operand o1: f32 in an output of i32");
     broken("o0: input 0 [32, 4]", "o0: input 0 [32, 9223372036854775807]",
            "t:8:5: plan kernel 0, phase 0, operand o0: not aligned to elements of 4 bytes");
     broken("o0: input 0 [32, 4]", "o0: input 2000 [32, 4]",
-           "t:8:5: plan kernel 0, phase 0, operand o0: input 2000");
+           "t:8:5: plan kernel 0, phase 0, operand o0: input 2000 of 2");
 }
 
 /* ---- anything ------------------------------------------------------------------------------------------------- */
