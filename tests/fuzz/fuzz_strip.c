@@ -4,11 +4,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/cpuflags.h"
 #include "code/bc_table.h"
 #include "code/strip_bytes.h"
 #include "code/strip_text.h"
-#include "vm/cpu/jit/jit.h"
 #include "vm/dev.h"
 
 static const struct dvm_mem mem = {dvm_mem_system, NULL};
@@ -180,38 +178,16 @@ static void one_nan(const struct dvm_strip *s, int o, char *p, size_t n) {
 /* The reference, the VM at its lowest and its best level, machine code at both of its levels. */
 enum { REF, VM_BASE, VM_BEST, JIT_AVX2, JIT_AVX512, TIERS };
 
-static struct dvm_dev device(int tier) {
-    struct dvm_dev d;
-    setenv("DVM_JIT", "0", 1); /* of the CPU device only the VM */
-    if (tier == REF)
-        CHECK(dvm_dev_ref(&d) == DVM_OK);
-    else
-        CHECK(dvm_dev_cpu(tier == VM_BASE ? "base" : NULL, &d) == DVM_OK);
-    return d;
-}
-
-static struct dvm_code *compiled(int tier, const struct dvm_strip *s) {
-    struct dvm_code *code = NULL;
-    if (tier < JIT_AVX2) {
-        struct dvm_dev d = device(tier);
-        CHECK(d.compile(&d, &mem, s, &code) == DVM_OK);
-        return code;
+static dvm_status device(int tier, struct dvm_dev *d) {
+    switch (tier) {
+    case REF: return dvm_dev_ref(d);
+    case VM_BASE: return dvm_dev_cpu("base", d);
+    case VM_BEST: return dvm_dev_cpu(NULL, d);
+    default: break;
     }
-    int isa = tier == JIT_AVX2 ? DVM_JIT_AVX2 : DVM_JIT_AVX512;
-    unsetenv("DVM_JIT");
-    if ((int)dvm_jit_isa_of(dvm_cpu_flags()) < isa || dvm_jit_refused()) return NULL;
-    dvm_status st = dvm_jit_compile(&mem, s, isa, &code);
-    CHECK(st == DVM_OK || st == DVM_ERR_UNSUPPORTED);
-    return code;
-}
-
-static void destroy(int tier, struct dvm_code *code) {
-    struct dvm_dev d = device(REF);
-    if (tier < JIT_AVX2) d = device(tier);
-    if (tier < JIT_AVX2)
-        d.destroy(&d, &mem, code);
-    else
-        dvm_jit_destroy(&mem, code);
+    const char *isa = tier == JIT_AVX2 ? "avx2" : "avx512";
+    dvm_status st = dvm_dev_cpu(isa, d); /* says whether the processor has it */
+    return st == DVM_OK ? dvm_dev_jit(isa, d) : st;
 }
 
 static uint32_t run(const struct dvm_code *code, const struct dvm_strip *s,
@@ -240,8 +216,12 @@ static void run_all(const struct dvm_strip *s, int64_t m, int64_t n) {
     uint32_t fault = 0;
     for (int o = 0; o < s->nopnd; o++) place(&buf[o], &arg[o], s, o, m, n, (unsigned)o * 7 + 1);
     for (int tier = REF; tier < TIERS; tier++) {
-        struct dvm_code *code = compiled(tier, s);
-        if (!code) continue;
+        struct dvm_code *code = NULL;
+        struct dvm_dev dev;
+        if (device(tier, &dev) != DVM_OK) continue; /* not on this processor */
+        dvm_status st = dev.compile(&dev, &mem, s, &code);
+        CHECK(st == DVM_OK || (st == DVM_ERR_UNSUPPORTED && tier >= JIT_AVX2));
+        if (st != DVM_OK) continue;
         for (int o = 0; o < s->nopnd; o++)
             if (buf[o].p) memcpy(buf[o].p, buf[o].first, buf[o].n);
         uint32_t got = run(code, s, arg, m, n);
@@ -257,7 +237,7 @@ static void run_all(const struct dvm_strip *s, int64_t m, int64_t n) {
             }
             CHECK(memcmp(buf[o].p, want[o], buf[o].n) == 0);
         }
-        destroy(tier, code);
+        dev.destroy(&dev, &mem, code);
     }
     for (int o = 0; o < s->nopnd; o++) {
         free(buf[o].p);

@@ -11,7 +11,6 @@
 
 #include "base/hash.h"
 #include "kern/ck.h"
-#include "vm/cpu/jit/jit.h"
 
 static struct {
     const char *func, *isa;
@@ -53,51 +52,28 @@ static bool options(int argc, char **argv) {
     return true;
 }
 
-/* The VM is asked for by the switch that users have. */
-dvm_status ck_compile(const struct ck_device *d, const struct dvm_mem *m, const struct dvm_strip *s,
-                      struct dvm_code **out) {
-    if (d->tier == CK_JIT) return dvm_jit_compile(m, s, d->jit_isa, out);
-    if (d->tier == CK_REF) return d->dev.compile(&d->dev, m, s, out);
-    setenv("DVM_JIT", "0", 1);
-    dvm_status st = d->dev.compile(&d->dev, m, s, out);
-    unsetenv("DVM_JIT");
-    return st;
-}
-
-void ck_destroy(const struct ck_device *d, const struct dvm_mem *m, struct dvm_code *c) {
-    if (d->tier == CK_JIT)
-        dvm_jit_destroy(m, c);
-    else
-        d->dev.destroy(&d->dev, m, c);
-}
-
-static void add_device(const struct dvm_dev *dev, int tier, int jit_isa) {
+static void add_device(const struct dvm_dev *dev) {
     struct ck_device *d = &devices[ndevices++];
-    *d = (struct ck_device){.dev = *dev, .tier = tier, .jit_isa = jit_isa};
-    snprintf(d->label, sizeof d->label, "%s %s", tier == CK_JIT ? "jit" : dev->name, dev->isa);
+    *d = (struct ck_device){.dev = *dev};
+    snprintf(d->label, sizeof d->label, "%s %s", dev->name, dev->isa);
 }
 
 /* The levels up to the cap of DVM_ISA, both tiers of each; one level when --isa names it. */
 static bool find_devices(void) {
-    static const struct {
-        const char *isa;
-        int jit;
-    } levels[] = {{"base", DVM_JIT_NONE}, {"avx2", DVM_JIT_AVX2}, {"avx512", DVM_JIT_AVX512}};
-    const char *cap = getenv("DVM_ISA"), *refused = dvm_jit_refused();
-    ref.tier = CK_REF;
+    static const char *const levels[] = {"base", "avx2", "avx512"};
+    const char *cap = getenv("DVM_ISA");
     snprintf(ref.label, sizeof ref.label, "ref");
     if (dvm_dev_ref(&ref.dev) != DVM_OK) return false;
     for (size_t i = 0; i < DVM_COUNT(levels); i++) {
         struct dvm_dev dev;
-        if (opt.isa && strcmp(opt.isa, levels[i].isa)) continue;
-        if (dvm_dev_cpu(levels[i].isa, &dev) == DVM_OK) {
-            add_device(&dev, CK_VM, 0);
-            if (levels[i].jit && !refused) add_device(&dev, CK_JIT, levels[i].jit);
+        if (opt.isa && strcmp(opt.isa, levels[i])) continue;
+        if (dvm_dev_cpu(levels[i], &dev) == DVM_OK) {
+            add_device(&dev);
+            if (dvm_dev_jit(levels[i], &dev) == DVM_OK) add_device(&dev);
         }
-        if (cap && strcmp(cap, levels[i].isa) == 0) break;
+        if (cap && strcmp(cap, levels[i]) == 0) break;
     }
     if (!ndevices) printf("no such level here: %s\n", dvm_error_text());
-    if (refused) printf("no machine code here: %s\n", refused);
     return ndevices > 0;
 }
 

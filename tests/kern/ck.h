@@ -57,18 +57,11 @@ uint64_t ck_element(struct ck_rng *r, int dtype, bool small);
 void ck_show(int dtype, const void *p, char *buf, size_t cap);
 
 /* ---- running */
-enum ck_tier { CK_VM, CK_JIT, CK_REF };
 struct ck_device {
     struct dvm_dev dev;
     char label[32];
-    int tier;
-    int jit_isa;
     int ran; /* cases that the device took */
 };
-/* A tier of its own, whatever the device would choose. */
-dvm_status ck_compile(const struct ck_device *d, const struct dvm_mem *m, const struct dvm_strip *s,
-                      struct dvm_code **out);
-void ck_destroy(const struct ck_device *d, const struct dvm_mem *m, struct dvm_code *c);
 /* Runs the strip on the reference and on each device whose ok is true and that takes it; prints what
  * differs and clears ok. */
 void ck_case(int variant, uint64_t seed, struct ck_strip *c, const struct ck_device *ref,

@@ -407,8 +407,8 @@ static void print_case(const struct ck_strip *c) {
 
 static bool check_on(struct ck_strip *c, struct ck_device *dev, uint32_t want, bool stream) {
     struct dvm_code *code = NULL;
-    dvm_status st = ck_compile(dev, &mem, &c->s, &code);
-    if (st == DVM_ERR_UNSUPPORTED && dev->tier == CK_JIT) return true;
+    dvm_status st = dev->dev.compile(&dev->dev, &mem, &c->s, &code);
+    if (st == DVM_ERR_UNSUPPORTED) return true;
     dev->ran++;
     if (st != DVM_OK) {
         printf("    does not compile: %s\n", dvm_error_text());
@@ -422,7 +422,7 @@ static bool check_on(struct ck_strip *c, struct ck_device *dev, uint32_t want, b
         printf("    tier %s\n", code->tier);
         print_case(c);
     }
-    ck_destroy(dev, &mem, code);
+    dev->dev.destroy(&dev->dev, &mem, code);
     return ok && want == got;
 }
 
@@ -460,7 +460,7 @@ double ck_bench(uint64_t seed, struct ck_strip *c, const struct ck_device *dev, 
     uint32_t fault = 0;
     c->s.hash = dvm_strip_hash(&c->s);
     lay_out(&r, c);
-    if (ck_compile(dev, &mem, &c->s, &code) != DVM_OK) return -1;
+    if (dev->dev.compile(&dev->dev, &mem, &c->s, &code) != DVM_OK) return -1;
     arguments(c, opnd, &a);
     a.scratch = scratch_of(code);
     a.fault = &fault;
@@ -471,6 +471,6 @@ double ck_bench(uint64_t seed, struct ck_strip *c, const struct ck_device *dev, 
         best = DVM_MIN(best, seconds() - t);
     }
     *tier = code->tier;
-    ck_destroy(dev, &mem, code);
+    dev->dev.destroy(&dev->dev, &mem, code);
     return best * 1e9 / (double)(c->m * c->n);
 }
