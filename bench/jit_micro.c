@@ -3,7 +3,7 @@
  * contraction off so that both compute the same bits; "fast" is the compiler free to contract).
  *
  *   cc -O2 -std=gnu17 -Isrc -Iinclude bench/jit_micro.c build/libdvm.a -lm -lpthread -ldl -o jit_micro
- *   ./jit_micro [emit|chain|fold|fn] [avx2|avx512] [part of a case's name] */
+ *   ./jit_micro [emit|chain|fold|fn|stride] [avx2|avx512] [part of a case's name] */
 #include <dlfcn.h>
 #include <math.h>
 #include <stdio.h>
@@ -391,6 +391,39 @@ static void bench_functions(void) {
     time_box("relu f16", &p, 1, 4096, bf16);
 }
 
+/* o = a + b transposed, or with every second element of b. */
+static void bench_strided(void) {
+    static const long sides[] = {64, 256, 1024, 4096};
+    static const int dtypes[] = {DVM_F32, DVM_BF16};
+    static struct prog p;
+    for (size_t d = 0; d < DVM_COUNT(dtypes); d++)
+        for (size_t k = 0; k < 2 * DVM_COUNT(sides); k++) {
+            long n = sides[k / 2], e = (long)dvm_dtype_size((dvm_dtype)dtypes[d]);
+            start(&p, DVM_MODE_MAP);
+            int a = load(&p, dtypes[d], DVM_OPND_CONTIG), b = load(&p, dtypes[d], DVM_OPND_STRIDED);
+            store(&p, dtypes[d], ins(&p, DVM_OP_ADD, DVM_VT_F32, a, b, 0));
+            struct dvm_code *code = compile(&p.s);
+            struct run r = {.code = code};
+            void *scratch = block(code->scratch), *data[3];
+            for (int o = 0; o < 3; o++) {
+                data[o] = block((size_t)(n * n * e) * 2);
+                r.opnd[o] = (struct dvm_opnd_arg){.ptr = data[o], .rs = n * e, .cs = e};
+            }
+            r.opnd[1].rs = k % 2 ? 2 * n * e : e;
+            r.opnd[1].cs = k % 2 ? 2 * e : n * e;
+            r.args = (struct dvm_strip_args){.opnd = r.opnd, .m = n, .n = n, .scratch = scratch};
+            once(&r);
+            double t = burst(&r, 1), best = 1e30;
+            long reps = (long)(200e3 / (t + 1)) + 1;
+            for (int round = 0; round < 15; round++) best = fmin(best, burst(&r, reps));
+            printf("%-12s %-5s %5ld x %-5ld %12.1f ns %8.3f ns/element\n", k % 2 ? "every second" : "transposed",
+                   dvm_dtype_name((dvm_dtype)dtypes[d]), n, n, best, best / (double)(n * n));
+            for (int o = 0; o < 3; o++) dvm_mem_free(&mem, data[o], 0);
+            dvm_mem_free(&mem, scratch, 0);
+            dvm_jit_destroy(&mem, code);
+        }
+}
+
 int main(int argc, char **argv) {
     const char *what = argc > 1 ? argv[1] : "";
     isa = dvm_jit_isa_of(dvm_cpu_flags());
@@ -400,6 +433,7 @@ int main(int argc, char **argv) {
     if (!*what || !strcmp(what, "chain")) bench_chains();
     if (!*what || !strcmp(what, "fold")) bench_folds();
     if (!*what || !strcmp(what, "fn")) bench_functions();
+    if (!*what || !strcmp(what, "stride")) bench_strided();
     char command[64];
     snprintf(command, sizeof command, "rm -rf %s", folder);
     return system(command);
