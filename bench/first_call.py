@@ -13,8 +13,8 @@ import time
 from typing import Any
 
 os.environ["TORCHINDUCTOR_CACHE_DIR"] = tempfile.mkdtemp()
-import torch  # noqa: E402
-import torch.nn.functional as F  # noqa: E402
+import torch
+import torch.nn.functional as F
 
 
 def gated_delta_rule(q: Any, k: Any, v: Any, g: Any, beta: Any) -> Any:
