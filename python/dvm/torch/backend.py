@@ -14,6 +14,7 @@ import itertools
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
+from weakref import WeakValueDictionary
 
 import torch
 from torch.fx import GraphModule, Node
@@ -99,6 +100,8 @@ def compile_graph(
         fused=sum(1 for k in part.kinds.values() if k is Kind.KERNEL),
         fallbacks=part.fallbacks(),
         dynamic=any(k.dynamic for k in program.kernels),
+        source=program.source(),
+        functions=WeakValueDictionary({k.name: call.__globals__[k.name] for k in program.kernels}),
     )
     record.dvm_seconds = time.perf_counter() - begun
     stats.record(record)

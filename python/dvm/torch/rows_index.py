@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from .fx import Emitter, Unsupported, Val, row
+from .fx import COMPUTE, Emitter, Unsupported, Val, row
 from .rows_reduce import fold
 from .rows_shape import axis, like, reshape
 
@@ -24,14 +24,20 @@ def _index(i: Val) -> Val:
     return i
 
 
+def _source(x: Val) -> Val:
+    if x.dtype not in COMPUTE:
+        raise Unsupported(f"dtype {x.dtype}")
+    return x
+
+
 def take(e: Emitter, x: Val, index: Val, dim: int) -> Val:
     """Slices of x along dim, numpy.take."""
-    return like(e("gather", x, _index(index), dim, SLICES), x)
+    return like(e("gather", _source(x), _index(index), dim, SLICES), x)
 
 
 def take_along(e: Emitter, x: Val, index: Val, dim: int) -> Val:
     """Elements of x along dim; the index has x's rank and, but for dim, its sizes."""
-    return like(e("gather", x, _index(index), dim, ELEMENTS), x)
+    return like(e("gather", _source(x), _index(index), dim, ELEMENTS), x)
 
 
 @row("embedding.default")

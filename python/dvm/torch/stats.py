@@ -5,8 +5,11 @@ from __future__ import annotations
 import logging
 import os
 import sys
+import time
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 log = logging.getLogger("dvm.torch")
 
@@ -22,6 +25,9 @@ class GraphRecord:
     fallbacks: Counter = field(default_factory=Counter)  # (op, reason) -> count
     dynamic: bool = False
     dvm_seconds: float = 0.0  # lowering, partition, code generation, building kernels
+    source: str = ""  # the generated program
+    # Kernel objects by name (dump(), das(), explain()), as long as the compiled graph lives.
+    functions: Mapping[str, Any] = field(default_factory=dict)
 
     def __str__(self) -> str:
         left = sum(self.fallbacks.values())
@@ -76,6 +82,7 @@ class Summary:
 _graphs: list[GraphRecord] = []
 _aot_seconds = 0.0
 _compile_ids: set[str] = set()
+_since = 0.0  # time of the last reset; torch counts compile ids from 0 again after one
 
 
 def record(graph: GraphRecord) -> None:
@@ -102,10 +109,11 @@ def dvm_seconds() -> float:
 
 
 def reset() -> None:
-    global _aot_seconds
+    global _aot_seconds, _since
     _graphs.clear()
     _compile_ids.clear()
     _aot_seconds = 0.0
+    _since = time.time()
 
 
 def _trace_seconds() -> float:
@@ -115,7 +123,8 @@ def _trace_seconds() -> float:
 
         seconds = 0.0
         for m in get_compilation_metrics():
-            if m.compile_id in _compile_ids and m.entire_frame_compile_time_s is not None:
+            ours = m.compile_id in _compile_ids and (m.start_time or 0.0) >= _since
+            if ours and m.entire_frame_compile_time_s is not None:
                 seconds += m.entire_frame_compile_time_s - (m.backend_compile_time_s or 0.0)
         return seconds
     except (ImportError, AttributeError):
