@@ -615,6 +615,9 @@ dvm_status dvm_graph_gather(struct dvm_graph *g, dvm_val x, dvm_val index, int a
     if (!dvm_is_int(g->node.p[i].dtype))
         DVM_FAIL(DTYPE, "gather index must be i32 or i64, not %s",
                  dvm_dtype_name((dvm_dtype)g->node.p[i].dtype));
+    if (g->node.p[r].dtype == DVM_F64)
+        DVM_FAIL(DTYPE, "gather does not take f64, which can only be loaded, stored and cast; cast "
+                        "to f32 first");
     if (mode != 0 && mode != 1)
         DVM_FAIL(ARG, "gather mode %d is neither 0 (elements) nor 1 (slices)", mode);
     struct dvm_node nd = {

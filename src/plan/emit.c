@@ -617,12 +617,20 @@ static int emit(struct planner *p, struct sb *b, uint32_t n, const struct view *
 
 /* ---- roots ------------------------------------------------------------------------------------------------ */
 
+/* A reduction of no elements reads none: any number of the right type will do. */
+static int fold_operand(struct planner *p, struct sb *b, uint32_t x) {
+    static const int64_t zero;
+    const struct pnode *n = &p->node.p[x];
+    if (p->numel.p[n->shape] != 0) return emit(p, b, x, NULL);
+    return emit_number(p, b, &(struct pnode){.op = DVM_OP_CONST, .dtype = n->dtype, .at = &zero});
+}
+
 static bool emit_fold(struct planner *p, struct sb *b, const struct root *r) {
     const struct pnode n = p->node.p[r->node];
     struct group *g = b->g;
     int vt = dvm_vt_of(n.op == DVM_OP_ARGMAX || n.op == DVM_OP_ARGMIN ? p->node.p[n.in[0]].dtype
                                                                       : n.dtype);
-    int x = emit(p, b, n.in[0], NULL);
+    int x = fold_operand(p, b, n.in[0]);
     if (x < 0) return false;
     bool arg = n.op == DVM_OP_ARGMAX || n.op == DVM_OP_ARGMIN;
     int32_t id = new_rowvec(p, g, arg ? DVM_VT_I64 : vt, false);

@@ -85,7 +85,7 @@ static dvm_status plan_static(struct dvm_kernel *k) {
         const struct dvm_node *n = &s->node.p[s->input.p[i]];
         arg[i].rank = n->op == DVM_OP_SCALAR ? -1 : n->rank;
         arg[i].dtype = n->dtype;
-        arg[i].dims = s->dims.p + n->dims;
+        if (n->rank > 0) arg[i].dims = s->dims.p + n->dims;
     }
     struct launch_record *r = NULL;
     dvm_status st = dvm_kernel_record(k, s->n_in, arg, NULL, &r);

@@ -66,7 +66,7 @@ static void test_judge(void **state) {
 static void test_random_graphs(void **state) {
     (void)state;
     uint64_t from = getenv("SEED") ? strtoull(getenv("SEED"), NULL, 10) : 1;
-    uint64_t n = getenv("GRAPHS") ? strtoull(getenv("GRAPHS"), NULL, 10) : 60;
+    uint64_t n = getenv("GRAPHS") ? strtoull(getenv("GRAPHS"), NULL, 10) : 300;
     int64_t elements = 0, undecided = 0, refused = 0, bad = 0;
     for (uint64_t seed = from; seed < from + n; seed++) {
         uint8_t bytes[240];
