@@ -393,7 +393,7 @@ static void view(struct gen *g) {
 /* An index in range: iota modulo the size. */
 static void gather(struct gen *g) {
     int x = choose(g, A, true);
-    if (x < 0 || g->v[x].rank == 0 || g->nv + 4 > MAX_VALUES) return;
+    if (x < 0 || g->v[x].rank == 0 || g->nv + 4 > MAX_VALUES || g->v[x].t == DVM_F64) return;
     struct val a = g->v[x], r = a, index = {.rank = 1};
     int axis = (int)pick(g, (unsigned)a.rank), slices = (int)pick(g, 2);
     if (a.d[axis] == 0) return;
