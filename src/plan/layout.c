@@ -2,7 +2,7 @@
  * lifetime. */
 #include <string.h>
 
-#include "base/hash.h"
+#include "code/strip_text.h"
 #include "plan/plan_int.h"
 
 static struct sb *sb_at(const struct group *g, int i) {
@@ -153,15 +153,6 @@ static size_t measure(const struct planner *p) {
     return n;
 }
 
-static uint64_t strip_hash(const struct dvm_strip *s) {
-    uint64_t h = dvm_hash_mix(DVM_FORMAT, (uint64_t)s->mode << 8 | s->flags);
-    h = dvm_hash_mix(h, (uint64_t)s->nins << 48 | (uint64_t)s->nopnd << 32 |
-                            (uint64_t)s->nlit << 16 | s->nparam);
-    h = dvm_hash_bytes(h, s->opnd, s->nopnd * sizeof *s->opnd);
-    h = dvm_hash_bytes(h, s->lit, s->nlit * sizeof *s->lit);
-    return dvm_hash_bytes(h, s->ins, s->nins * sizeof *s->ins);
-}
-
 static bool strip_same(const struct dvm_strip *a, const struct dvm_strip *b) {
     return a->hash == b->hash && a->mode == b->mode && a->flags == b->flags && a->nins == b->nins &&
            a->nopnd == b->nopnd && a->nlit == b->nlit && a->nparam == b->nparam &&
@@ -188,7 +179,7 @@ static uint32_t add_strip(struct dvm_plan *pl, struct bump *bm, const struct sb 
     s.opnd = od;
     s.ins = in;
     s.lit = lit;
-    s.hash = strip_hash(&s);
+    s.hash = dvm_strip_hash(&s);
     struct dvm_strip *all = (struct dvm_strip *)(uintptr_t)pl->strip;
     for (uint32_t i = 0; i < pl->nstrip; i++)
         if (strip_same(&all[i], &s)) return i;
