@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "base/err.h"
+#include "code/strip_text.h"
 
 enum { BUCKETS = 1024, MAX_IDLE = 1024 };
 
@@ -59,17 +60,9 @@ void dvm_strip_cache_destroy(struct dvm_strip_cache **pc) {
     *pc = NULL;
 }
 
-static bool same(const struct dvm_strip *a, const struct dvm_strip *b) {
-    return a->hash == b->hash && a->mode == b->mode && a->flags == b->flags && a->nins == b->nins &&
-           a->nopnd == b->nopnd && a->nlit == b->nlit && a->nparam == b->nparam &&
-           !memcmp(a->opnd, b->opnd, a->nopnd * sizeof *a->opnd) &&
-           !memcmp(a->lit, b->lit, a->nlit * sizeof *a->lit) &&
-           !memcmp(a->ins, b->ins, a->nins * sizeof *a->ins);
-}
-
 static struct dvm_strip_entry *find(struct dvm_strip_cache *c, const struct dvm_strip *s) {
     struct dvm_strip_entry *e = *slot_of(c, s->hash);
-    while (e && !same(&e->code->strip, s)) e = e->next;
+    while (e && !dvm_strip_same(&e->code->strip, s)) e = e->next;
     return e;
 }
 

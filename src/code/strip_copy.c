@@ -51,3 +51,11 @@ uint64_t dvm_strip_hash(const struct dvm_strip *s) {
     h = dvm_hash_bytes(h, s->lit, s->nlit * sizeof *s->lit);
     return dvm_hash_bytes(h, s->ins, s->nins * sizeof *s->ins);
 }
+
+bool dvm_strip_same(const struct dvm_strip *a, const struct dvm_strip *b) {
+    return a->hash == b->hash && a->mode == b->mode && a->flags == b->flags && a->nins == b->nins &&
+           a->nopnd == b->nopnd && a->nlit == b->nlit && a->nparam == b->nparam &&
+           !memcmp(a->opnd, b->opnd, a->nopnd * sizeof *a->opnd) &&
+           !memcmp(a->lit, b->lit, a->nlit * sizeof *a->lit) &&
+           !memcmp(a->ins, b->ins, a->nins * sizeof *a->ins);
+}

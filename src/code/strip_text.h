@@ -27,4 +27,6 @@ dvm_status dvm_strip_copy(const struct dvm_mem *m, const struct dvm_strip *from,
 void dvm_strip_free(const struct dvm_mem *m, struct dvm_strip **s);
 /* Hash of everything but the hash. */
 uint64_t dvm_strip_hash(const struct dvm_strip *s);
+/* Same hash and same content. */
+bool dvm_strip_same(const struct dvm_strip *a, const struct dvm_strip *b);
 #endif

@@ -153,14 +153,6 @@ static size_t measure(const struct planner *p) {
     return n;
 }
 
-static bool strip_same(const struct dvm_strip *a, const struct dvm_strip *b) {
-    return a->hash == b->hash && a->mode == b->mode && a->flags == b->flags && a->nins == b->nins &&
-           a->nopnd == b->nopnd && a->nlit == b->nlit && a->nparam == b->nparam &&
-           !memcmp(a->opnd, b->opnd, a->nopnd * sizeof *a->opnd) &&
-           !memcmp(a->lit, b->lit, a->nlit * sizeof *a->lit) &&
-           !memcmp(a->ins, b->ins, a->nins * sizeof *a->ins);
-}
-
 static uint32_t add_strip(struct dvm_plan *pl, struct bump *bm, const struct sb *b, bool scan) {
     struct dvm_strip s = {.nins = (uint16_t)b->ins.n,
                           .nopnd = (uint16_t)b->opnd.n,
@@ -182,7 +174,7 @@ static uint32_t add_strip(struct dvm_plan *pl, struct bump *bm, const struct sb 
     s.hash = dvm_strip_hash(&s);
     struct dvm_strip *all = (struct dvm_strip *)(uintptr_t)pl->strip;
     for (uint32_t i = 0; i < pl->nstrip; i++)
-        if (strip_same(&all[i], &s)) return i;
+        if (dvm_strip_same(&all[i], &s)) return i;
     all[pl->nstrip] = s;
     return pl->nstrip++;
 }
