@@ -21,8 +21,8 @@ enum {
     DVM_CPU_L1 = 24 << 10, /* bytes that live tiles may take */
     DVM_CPU_SLABS = 4,     /* transposed operands that are loaded in blocks */
     DVM_CPU_SLAB_ROWS = 16,
-    DVM_CPU_SLAB_COLS = 256,
-    DVM_CPU_SLAB_PITCH = 256 + 16, /* elements: rows of a block start in different cache sets */
+    DVM_CPU_SLAB_COLS = 512,
+    DVM_CPU_SLAB_PITCH = 512 + 16, /* elements: rows of a block start in different cache sets */
     DVM_CPU_SKEW = 64              /* bytes between tiles, for the same reason */
 };
 
@@ -119,7 +119,7 @@ struct cpu_vm {
     bool flat, in_place; /* in_place: outputs may be written where they stand */
     bool down;           /* flat: a tile holds one number a row */
     bool whole;          /* a tile holds whole rows */
-    bool in_memory;      /* columns are folded where they stand: a tile is all rows */
+    bool in_memory; /* columns are folded where they stand: a tile is all rows */
 };
 
 void dvm_cpu_run(const struct dvm_code *c, const struct dvm_strip_args *a);

@@ -80,8 +80,25 @@ static void tile_group(struct cpu_vm *v, int64_t i, int64_t rows, int64_t j, int
     }
 }
 
+/* A transposed operand has a page for each column: blocks of rows use up what they touch of a few columns before going
+ * on, or every load would miss the TLB. */
+static void walk_blocks(struct cpu_vm *v) {
+    enum { ROWS = DVM_CPU_SLAB_ROWS, BLOCK = 16 * ROWS, COLS = DVM_CPU_SLAB_COLS };
+    int64_t width = DVM_MIN(v->code->tile, COLS);
+    for (int64_t block = 0; block < v->m; block += BLOCK) {
+        int64_t end = DVM_MIN(block + BLOCK, v->m);
+        for (int64_t j = 0; j < v->n; j += width)
+            for (int64_t i = block; i < end; i += ROWS)
+                tile_group(v, i, DVM_MIN(ROWS, end - i), j, DVM_MIN(width, v->n - j));
+    }
+}
+
 static void walk_rows(struct cpu_vm *v) {
     int64_t group = dvm_cpu_choose_slabs(v), width = v->code->tile;
+    if (group > 1 && !v->code->nfold) {
+        walk_blocks(v);
+        return;
+    }
     if (group > 1) width = DVM_MIN(width, DVM_CPU_SLAB_COLS);
     v->whole = v->n <= width;
     for (int64_t i = 0; i < v->m; i += group) {

@@ -86,6 +86,8 @@ static void load(const struct cpu_vm *v, const struct place *q, int64_t vsize, c
     int64_t step = q->cols * vsize, rows = q->rs ? q->rows : 1;
     char *p = q->p, *to = d;
     if (q->line) {
+        int64_t bytes = q->rows * q->cols * (int64_t)dvm_dtype_size((dvm_dtype)q->dtype);
+        if (v->args->stream) mem->prefetch(p + bytes, bytes);
         mem->load[q->dtype](d, p, NULL, NULL, q->rows * q->cols);
         return;
     }
@@ -181,10 +183,9 @@ static void step_slice(struct cpu_vm *v, const struct cpu_step *s) {
 
 static void step_spread(struct cpu_vm *v, const struct cpu_step *s) {
     const struct dvm_k_cast *cast = v->code->k->cast;
-    int64_t size = dvm_cpu_vt_size(s->vt), n = v->count / v->rows;
-    char *d = v->at[s->d], *a = v->at[s->a];
-    for (int64_t r = 0; r < v->rows; r++)
-        (size == 8 ? cast->splat8 : cast->splat4)(d + r * n * size, a + r * size, NULL, NULL, n);
+    int64_t n = v->count / v->rows;
+    (dvm_cpu_vt_size(s->vt) == 8 ? cast->spread8 : cast->spread4)(v->at[s->d], v->at[s->a], n,
+                                                                  v->rows);
 }
 
 /* ---- stores */

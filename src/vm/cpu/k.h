@@ -47,6 +47,9 @@ struct dvm_k_cast {
     dvm_k_fn *cast[DVM_NVT][DVM_NVT]; /* [from][to] */
     dvm_k_fn *rnd[DVM_NDTYPE];        /* NULL: the dtype holds every value of its type */
     dvm_k_fn *splat4, *splat8;        /* d = n copies of a[0] */
+    /* d = n copies of a[0], n copies of a[1], ... a[k - 1] */
+    void (*spread4)(void *DVM_RESTRICT d, const void *a, int64_t n, int64_t k);
+    void (*spread8)(void *DVM_RESTRICT d, const void *a, int64_t n, int64_t k);
 };
 
 /* Memory. Strides in bytes. */
@@ -63,6 +66,7 @@ struct dvm_k_mem {
                                 int64_t gs, int64_t gn, int64_t n);
     void (*stream)(void *d, const void *a, int64_t bytes); /* non-temporal copy */
     void (*fence)(void);
+    void (*prefetch)(const void *a, int64_t bytes);
     void (*iota32)(int32_t *d, int64_t base, int64_t step, int64_t n);
     void (*iota64)(int64_t *d, int64_t base, int64_t step, int64_t n);
 };

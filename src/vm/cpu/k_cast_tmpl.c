@@ -46,16 +46,20 @@ CAST(rnd_f16, float, float, dvm_f16_to_f32(dvm_f32_to_f16(x)))
 CAST(rnd_u8, int32_t, int32_t, x & 255)
 CAST(rnd_i8, int32_t, int32_t, (int8_t)(x & 255))
 
-static void splat4(DVM_K_ARGS) {
-    uint32_t *d = d_, x = *(const uint32_t *)a_;
-    K_UNUSED;
-    for (int64_t i = 0; i < n; i++) d[i] = x;
-}
-static void splat8(DVM_K_ARGS) {
-    uint64_t *d = d_, x = *(const uint64_t *)a_;
-    K_UNUSED;
-    for (int64_t i = 0; i < n; i++) d[i] = x;
-}
+#define SPLAT(S, U)                                                                      \
+    static void splat##S(DVM_K_ARGS) {                                                   \
+        U *d = d_, x = *(const U *)a_;                                                   \
+        K_UNUSED;                                                                        \
+        for (int64_t i = 0; i < n; i++) d[i] = x;                                        \
+    }                                                                                    \
+    static void spread##S(void *DVM_RESTRICT d_, const void *a_, int64_t n, int64_t k) { \
+        U *DVM_RESTRICT d = d_;                                                          \
+        const U *a = a_;                                                                 \
+        for (int64_t r = 0; r < k; r++, d += n)                                          \
+            for (int64_t i = 0; i < n; i++) d[i] = a[r];                                 \
+    }
+SPLAT(4, uint32_t)
+SPLAT(8, uint64_t)
 
 const struct dvm_k_cast K_TABLE(cast) = {
     .cast = {[DVM_VT_B1] = {[DVM_VT_B1] = i32_same_v,
@@ -89,4 +93,6 @@ const struct dvm_k_cast K_TABLE(cast) = {
             [DVM_I8] = rnd_i8_v},
     .splat4 = splat4,
     .splat8 = splat8,
+    .spread4 = spread4,
+    .spread8 = spread8,
 };

@@ -156,6 +156,36 @@ static void store_line_f16(DVM_K_ARGS) {
     for (; i < n; i++) d[i] = store_f16(a[i]);
 }
 
+/* ---- 4-byte blocks that are contiguous down the rows: squares of 4 by 4, all rows of a few columns before the next
+ * columns, for columns often fall into the same cache set and must be used up at once. */
+
+#if defined(__x86_64__)
+static void transpose_square(float *d, int64_t pitch, const char *s, int64_t cs) {
+    __m128 c0 = _mm_loadu_ps((const float *)(const void *)s);
+    __m128 c1 = _mm_loadu_ps((const float *)(const void *)(s + cs));
+    __m128 c2 = _mm_loadu_ps((const float *)(const void *)(s + 2 * cs));
+    __m128 c3 = _mm_loadu_ps((const float *)(const void *)(s + 3 * cs));
+    _MM_TRANSPOSE4_PS(c0, c1, c2, c3);
+    _mm_storeu_ps(d, c0);
+    _mm_storeu_ps(d + pitch, c1);
+    _mm_storeu_ps(d + 2 * pitch, c2);
+    _mm_storeu_ps(d + 3 * pitch, c3);
+}
+
+static void load_block4(void *d_, int64_t pitch, const char *s, int64_t rs, int64_t cs,
+                        int64_t rows, int64_t cols) {
+    float *d = d_;
+    int64_t c = 0;
+    if (rs == 4 && rows % 4 == 0)
+        for (; c + 4 <= cols; c += 4)
+            for (int64_t r = 0; r < rows; r += 4)
+                transpose_square(d + r * pitch + c, pitch, s + c * cs + r * 4, cs);
+    load_block_b4(d + c, pitch, s + c * cs, rs, cs, rows, cols - c);
+}
+#else
+#define load_block4 load_block_b4
+#endif
+
 /* ---- non-temporal copy */
 
 #if defined(__AVX512F__)
@@ -182,6 +212,16 @@ static void stream(void *d_, const void *a_, int64_t bytes) {
     }
 #endif
     memcpy(d, a, (size_t)bytes);
+}
+
+/* Into the second level: the first would not hold the next tile beside the one being computed. */
+static void prefetch(const void *a_, int64_t bytes) {
+    const char *a = a_;
+#if defined(__x86_64__)
+    for (int64_t i = 0; i < bytes; i += 64) _mm_prefetch(a + i, _MM_HINT_T1);
+#else
+    (void)a, (void)bytes;
+#endif
 }
 
 static void fence(void) {
@@ -232,12 +272,21 @@ const struct dvm_k_mem K_TABLE(mem) = {
               [DVM_I8] = store_line_b1},
     .load_str = PER_DTYPE(load_str_),
     .store_str = PER_DTYPE(store_str_),
-    .load_block = PER_DTYPE(load_block_),
+    .load_block = {[DVM_BOOL] = load_block_bool,
+                   [DVM_F16] = load_block_f16,
+                   [DVM_BF16] = load_block_bf16,
+                   [DVM_F32] = load_block4,
+                   [DVM_I32] = load_block4,
+                   [DVM_I64] = load_block_b8,
+                   [DVM_F64] = load_block_b8,
+                   [DVM_U8] = load_block_u8,
+                   [DVM_I8] = load_block_i8},
     .pick = {PICKS(DVM_BOOL, bool), PICKS(DVM_F16, f16), PICKS(DVM_BF16, bf16), PICKS(DVM_F32, b4),
              PICKS(DVM_I32, b4), PICKS(DVM_I64, b8), PICKS(DVM_F64, b8), PICKS(DVM_U8, u8),
              PICKS(DVM_I8, i8)},
     .stream = stream,
     .fence = fence,
+    .prefetch = prefetch,
     .iota32 = iota32,
     .iota64 = iota64,
 };

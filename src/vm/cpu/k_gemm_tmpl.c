@@ -1,0 +1,679 @@
+/* Matrix-multiply kernels: register tiles, packing, streaming rows, stores. Formats and meanings: vm/k_gemm.h.
+ *
+ * Every kernel is written over a vector `vf` of W floats with load, store, set1, fma, add; a level is those few lines
+ * and the shape of its register tile, MR rows by NV vectors:
+ *     avx512  12 x 32: 24 accumulators, 2 of B, A broadcast from memory
+ *     avx2     6 x 16: 12 accumulators, 2 of B, 1 of A
+ *     neon     8 x 8:  16 accumulators
+ *     scalar   4 x 4:  without a fused instruction, fma in double arithmetic: right, not fast */
+#include "vm/cpu/k_tmpl.h"
+
+#include "code/expand_c.h"
+#include "vm/k_gemm.h"
+
+enum { KC = DVM_GEMM_KC };
+
+/* ---- vectors of the level */
+
+#if defined(__AVX512F__)
+#include <immintrin.h>
+enum { W = 16, MR = 12, NV = 2 };
+typedef __m512 vf;
+typedef __m512i vu;
+#define vf_zero() _mm512_setzero_ps()
+#define vf_set1(x) _mm512_set1_ps(x)
+#define vf_load(p) _mm512_loadu_ps(p)
+#define vf_store(p, v) _mm512_storeu_ps(p, v)
+#define vf_add(a, b) _mm512_add_ps(a, b)
+#define vf_fma(a, b, c) _mm512_fmadd_ps(a, b, c)
+#define vu_load(p) _mm512_loadu_si512(p)
+#define vu_store(p, v) _mm512_storeu_si512(p, v)
+DVM_INLINE vf vf_load_bf16(const uint16_t *p) {
+    __m512i w = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)(const void *)p));
+    return _mm512_castsi512_ps(_mm512_slli_epi32(w, 16));
+}
+DVM_INLINE vf vf_load_f16(const uint16_t *p) {
+    return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)(const void *)p));
+}
+#elif defined(__AVX2__)
+#include <immintrin.h>
+enum { W = 8, MR = 6, NV = 2 };
+typedef __m256 vf;
+typedef __m256i vu;
+#define vf_zero() _mm256_setzero_ps()
+#define vf_set1(x) _mm256_set1_ps(x)
+#define vf_load(p) _mm256_loadu_ps(p)
+#define vf_store(p, v) _mm256_storeu_ps(p, v)
+#define vf_add(a, b) _mm256_add_ps(a, b)
+#define vf_fma(a, b, c) _mm256_fmadd_ps(a, b, c)
+#define vu_load(p) _mm256_loadu_si256((const __m256i *)(const void *)(p))
+#define vu_store(p, v) _mm256_storeu_si256((__m256i *)(void *)(p), v)
+DVM_INLINE vf vf_load_bf16(const uint16_t *p) {
+    __m256i w = _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)(const void *)p));
+    return _mm256_castsi256_ps(_mm256_slli_epi32(w, 16));
+}
+DVM_INLINE vf vf_load_f16(const uint16_t *p) {
+    return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(const void *)p));
+}
+#elif defined(__ARM_NEON) && defined(__aarch64__)
+#include <arm_neon.h>
+enum { W = 4, MR = 8, NV = 2 };
+typedef float32x4_t vf;
+typedef uint32x4_t vu;
+#define vf_zero() vdupq_n_f32(0)
+#define vf_set1(x) vdupq_n_f32(x)
+#define vf_load(p) vld1q_f32(p)
+#define vf_store(p, v) vst1q_f32(p, v)
+#define vf_add(a, b) vaddq_f32(a, b)
+#define vf_fma(a, b, c) vfmaq_f32(c, a, b)
+#define vu_load(p) vld1q_u32(p)
+#define vu_store(p, v) vst1q_u32(p, v)
+DVM_INLINE vf vf_load_bf16(const uint16_t *p) {
+    return vreinterpretq_f32_u32(vshll_n_u16(vld1_u16(p), 16));
+}
+DVM_INLINE vf vf_load_f16(const uint16_t *p) {
+    return vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(p)));
+}
+#else
+enum { W = 1, MR = 4, NV = 4 };
+typedef float vf;
+#define vf_zero() 0.0f
+#define vf_set1(x) (x)
+#define vf_load(p) (*(p))
+#define vf_store(p, v) (*(p) = (v))
+#define vf_add(a, b) ((a) + (b))
+#define vf_fma(a, b, c) xc_fma(a, b, c)
+#define vf_load_bf16(p) dvm_bf16_to_f32(*(p))
+#define vf_load_f16(p) dvm_f16_to_f32(*(p))
+#endif
+enum { NR = W * NV };
+static_assert(DVM_GEMM_MAX_NR % NR == 0, "pitch of C");
+
+DVM_INLINE const uint16_t *u16_at(const char *p) { return (const uint16_t *)(const void *)p; }
+DVM_INLINE const float *f32_at(const char *p) { return (const float *)(const void *)p; }
+
+DVM_INLINE float load_one(const char *p, dvm_dtype t) {
+    if (t == DVM_F32) {
+        float f;
+        memcpy(&f, p, 4);
+        return f;
+    }
+    uint16_t h;
+    memcpy(&h, p, 2);
+    return t == DVM_BF16 ? dvm_bf16_to_f32(h) : dvm_f16_to_f32(h);
+}
+DVM_INLINE vf vf_load_t(const char *p, dvm_dtype t) {
+    return t == DVM_F32    ? vf_load(f32_at(p))
+           : t == DVM_BF16 ? vf_load_bf16(u16_at(p))
+                           : vf_load_f16(u16_at(p));
+}
+DVM_INLINE int64_t size_of(dvm_dtype t) { return t == DVM_F32 ? 4 : 2; }
+
+/* The first n < W elements, then zeros; nothing beyond them is read. */
+DVM_INLINE vf vf_load_part(const char *p, dvm_dtype t, int64_t n) {
+    char buf[W * 4] = {0};
+    memcpy(buf, p, (size_t)(n * size_of(t)));
+    return vf_load_t(buf, t);
+}
+DVM_INLINE void vf_store_part(float *p, vf v, int64_t n) {
+    float buf[W];
+    vf_store(buf, v);
+    memcpy(p, buf, (size_t)n * 4);
+}
+
+/* ---- register tiles */
+
+/* m and nv are constants wherever this is inlined. */
+DVM_INLINE void tile_out(const int m, const int nv, vf acc[MR][NV], float *c, int64_t ldc,
+                         bool first) {
+    for (int r = 0; r < m; r++, c += ldc)
+        for (int v = 0; v < nv; v++)
+            vf_store(c + v * W, first ? acc[r][v] : vf_add(vf_load(c + v * W), acc[r][v]));
+}
+
+DVM_INLINE void tile_f32(const int m, const int nv, int64_t k, const float *a, const float *b,
+                         int64_t bs, float *c, int64_t ldc, bool first) {
+    vf acc[MR][NV];
+    for (int r = 0; r < m; r++)
+        for (int v = 0; v < nv; v++) acc[r][v] = vf_zero();
+    for (int64_t i = 0; i < k; i++, b += bs) {
+        vf bv[NV];
+        for (int v = 0; v < nv; v++) bv[v] = vf_load(b + v * W);
+        for (int r = 0; r < m; r++) {
+            vf av = vf_set1(a[r * KC + i]);
+            for (int v = 0; v < nv; v++) acc[r][v] = vf_fma(av, bv[v], acc[r][v]);
+        }
+    }
+    tile_out(m, nv, acc, c, ldc, first);
+}
+
+/* One case for each height; narrow strips need only half the columns. */
+#define TILE_CASE(m_, BODY)    \
+    case m_: BODY(m_); return;
+#if defined(__AVX512F__)
+#define TILE_CASES(BODY)                                                           \
+    TILE_CASE(1, BODY)                                                             \
+    TILE_CASE(2, BODY)                                                             \
+    TILE_CASE(3, BODY)                                                             \
+    TILE_CASE(4, BODY)                                                             \
+    TILE_CASE(5, BODY)                                                             \
+    TILE_CASE(6, BODY)                                                             \
+    TILE_CASE(7, BODY)                                                             \
+    TILE_CASE(8, BODY)                                                             \
+    TILE_CASE(9, BODY) TILE_CASE(10, BODY) TILE_CASE(11, BODY) TILE_CASE(12, BODY)
+#elif defined(__AVX2__)
+#define TILE_CASES(BODY)                                                                           \
+    TILE_CASE(1, BODY)                                                                             \
+    TILE_CASE(2, BODY) TILE_CASE(3, BODY) TILE_CASE(4, BODY) TILE_CASE(5, BODY) TILE_CASE(6, BODY)
+#elif defined(__ARM_NEON) && defined(__aarch64__)
+#define TILE_CASES(BODY)                                                        \
+    TILE_CASE(1, BODY)                                                          \
+    TILE_CASE(2, BODY)                                                          \
+    TILE_CASE(3, BODY)                                                          \
+    TILE_CASE(4, BODY)                                                          \
+    TILE_CASE(5, BODY) TILE_CASE(6, BODY) TILE_CASE(7, BODY) TILE_CASE(8, BODY)
+#else
+#define TILE_CASES(BODY) TILE_CASE(1, BODY) TILE_CASE(2, BODY) TILE_CASE(3, BODY) TILE_CASE(4, BODY)
+#endif
+
+static void gemm_f32(int m, int n, int64_t k, const float *a, const float *b, int64_t bs, float *c,
+                     int64_t ldc, bool first) {
+#define WHOLE(m_) tile_f32(m_, NV, k, a, b, bs, c, ldc, first)
+#define HALF(m_) tile_f32(m_, (NV + 1) / 2, k, a, b, bs, c, ldc, first)
+    if (n > (NV + 1) / 2 * W) {
+        switch (m) { TILE_CASES(WHOLE) }
+    } else {
+        switch (m) { TILE_CASES(HALF) }
+    }
+#undef WHOLE
+#undef HALF
+}
+
+#if defined(__AVX512F__)
+#define DOT DVM_TARGET("avx512bf16")
+/* gcc does not inline across targets, so this one is a macro-made function for each height. */
+#define TILE_DOT(m_, nv_)                                                                   \
+    DOT static void dot_##m_##_##nv_(int64_t pairs, const uint32_t *a, const uint32_t *b,   \
+                                     float *c, int64_t ldc, bool first) {                   \
+        vf acc[MR][NV];                                                                     \
+        for (int r = 0; r < m_; r++)                                                        \
+            for (int v = 0; v < nv_; v++) acc[r][v] = vf_zero();                            \
+        for (int64_t i = 0; i < pairs; i++, b += NR) {                                      \
+            vu bv[NV];                                                                      \
+            for (int v = 0; v < nv_; v++) bv[v] = vu_load(b + v * W);                       \
+            for (int r = 0; r < m_; r++) {                                                  \
+                vu av = _mm512_set1_epi32((int)a[r * (KC / 2) + i]);                        \
+                for (int v = 0; v < nv_; v++)                                               \
+                    acc[r][v] = _mm512_dpbf16_ps(acc[r][v], (__m512bh)av, (__m512bh)bv[v]); \
+            }                                                                               \
+        }                                                                                   \
+        tile_out(m_, nv_, acc, c, ldc, first);                                              \
+    }
+#define TILE_DOTS(m_) TILE_DOT(m_, 1) TILE_DOT(m_, 2)
+TILE_DOTS(1)
+TILE_DOTS(2)
+TILE_DOTS(3)
+TILE_DOTS(4)
+TILE_DOTS(5)
+TILE_DOTS(6)
+TILE_DOTS(7)
+TILE_DOTS(8)
+TILE_DOTS(9)
+TILE_DOTS(10)
+TILE_DOTS(11)
+TILE_DOTS(12)
+
+static void gemm_bf16(int m, int n, int64_t pairs, const uint32_t *a, const uint32_t *b, float *c,
+                      int64_t ldc, bool first) {
+#define WHOLE(m_) dot_##m_##_2(pairs, a, b, c, ldc, first)
+#define HALF(m_) dot_##m_##_1(pairs, a, b, c, ldc, first)
+    if (n > W) {
+        switch (m) { TILE_CASES(WHOLE) }
+    } else {
+        switch (m) { TILE_CASES(HALF) }
+    }
+#undef WHOLE
+#undef HALF
+}
+#else
+#define gemm_bf16 NULL
+#endif
+
+/* ---- transposes of 32-bit words */
+
+#if defined(__AVX512F__)
+/* 16 x 16: pairs of rows, then fours, inside 128-bit lanes; then the lanes as a 4 x 4 matrix. */
+DVM_INLINE void transpose_block(uint32_t *d, int64_t dp, const uint32_t *s, int64_t sp) {
+    __m512i x[16], y[16];
+    for (int i = 0; i < 16; i++) x[i] = vu_load(s + i * sp);
+    for (int i = 0; i < 16; i += 2) {
+        y[i] = _mm512_unpacklo_epi32(x[i], x[i + 1]);
+        y[i + 1] = _mm512_unpackhi_epi32(x[i], x[i + 1]);
+    }
+    for (int i = 0; i < 16; i += 4) {
+        x[i] = _mm512_unpacklo_epi64(y[i], y[i + 2]);
+        x[i + 1] = _mm512_unpackhi_epi64(y[i], y[i + 2]);
+        x[i + 2] = _mm512_unpacklo_epi64(y[i + 1], y[i + 3]);
+        x[i + 3] = _mm512_unpackhi_epi64(y[i + 1], y[i + 3]);
+    }
+    for (int i = 0; i < 4; i++) {
+        __m512i p = _mm512_shuffle_i32x4(x[i], x[i + 4], 0x88);
+        __m512i q = _mm512_shuffle_i32x4(x[i], x[i + 4], 0xdd);
+        __m512i u = _mm512_shuffle_i32x4(x[i + 8], x[i + 12], 0x88);
+        __m512i v = _mm512_shuffle_i32x4(x[i + 8], x[i + 12], 0xdd);
+        vu_store(d + i * dp, _mm512_shuffle_i32x4(p, u, 0x88));
+        vu_store(d + (i + 4) * dp, _mm512_shuffle_i32x4(q, v, 0x88));
+        vu_store(d + (i + 8) * dp, _mm512_shuffle_i32x4(p, u, 0xdd));
+        vu_store(d + (i + 12) * dp, _mm512_shuffle_i32x4(q, v, 0xdd));
+    }
+}
+#elif defined(__AVX2__)
+DVM_INLINE void transpose_block(uint32_t *d, int64_t dp, const uint32_t *s, int64_t sp) {
+    __m256i x[8], y[8];
+    for (int i = 0; i < 8; i++) x[i] = vu_load(s + i * sp);
+    for (int i = 0; i < 8; i += 2) {
+        y[i] = _mm256_unpacklo_epi32(x[i], x[i + 1]);
+        y[i + 1] = _mm256_unpackhi_epi32(x[i], x[i + 1]);
+    }
+    for (int i = 0; i < 8; i += 4) {
+        x[i] = _mm256_unpacklo_epi64(y[i], y[i + 2]);
+        x[i + 1] = _mm256_unpackhi_epi64(y[i], y[i + 2]);
+        x[i + 2] = _mm256_unpacklo_epi64(y[i + 1], y[i + 3]);
+        x[i + 3] = _mm256_unpackhi_epi64(y[i + 1], y[i + 3]);
+    }
+    for (int i = 0; i < 4; i++) {
+        vu_store(d + i * dp, _mm256_permute2x128_si256(x[i], x[i + 4], 0x20));
+        vu_store(d + (i + 4) * dp, _mm256_permute2x128_si256(x[i], x[i + 4], 0x31));
+    }
+}
+#elif defined(__ARM_NEON) && defined(__aarch64__)
+DVM_INLINE void transpose_block(uint32_t *d, int64_t dp, const uint32_t *s, int64_t sp) {
+    uint32x4_t x0 = vld1q_u32(s), x1 = vld1q_u32(s + sp);
+    uint32x4_t x2 = vld1q_u32(s + 2 * sp), x3 = vld1q_u32(s + 3 * sp);
+    uint64x2_t y0 = vreinterpretq_u64_u32(vtrn1q_u32(x0, x1));
+    uint64x2_t y1 = vreinterpretq_u64_u32(vtrn2q_u32(x0, x1));
+    uint64x2_t y2 = vreinterpretq_u64_u32(vtrn1q_u32(x2, x3));
+    uint64x2_t y3 = vreinterpretq_u64_u32(vtrn2q_u32(x2, x3));
+    vst1q_u32(d, vreinterpretq_u32_u64(vtrn1q_u64(y0, y2)));
+    vst1q_u32(d + dp, vreinterpretq_u32_u64(vtrn1q_u64(y1, y3)));
+    vst1q_u32(d + 2 * dp, vreinterpretq_u32_u64(vtrn2q_u64(y0, y2)));
+    vst1q_u32(d + 3 * dp, vreinterpretq_u32_u64(vtrn2q_u64(y1, y3)));
+}
+#else
+DVM_INLINE void transpose_block(uint32_t *d, int64_t dp, const uint32_t *s, int64_t sp) {
+    (void)dp, (void)sp;
+    *d = *s;
+}
+#endif
+
+static void transpose(uint32_t *d, int64_t dp, const uint32_t *s, int64_t sp, int64_t rows,
+                      int64_t cols) {
+    int64_t i = 0;
+    for (; i + W <= rows; i += W) {
+        int64_t j = 0;
+        for (; j + W <= cols; j += W) transpose_block(d + j * dp + i, dp, s + i * sp + j, sp);
+        for (; j < cols; j++)
+            for (int l = 0; l < W; l++) d[j * dp + i + l] = s[(i + l) * sp + j];
+    }
+    for (; i < rows; i++)
+        for (int64_t j = 0; j < cols; j++) d[j * dp + i] = s[i * sp + j];
+}
+
+/* ---- packing as floats */
+
+/* One row of n contiguous elements. */
+DVM_INLINE void widen_row(float *d, const char *s, dvm_dtype t, int64_t n) {
+    int64_t j = 0;
+    for (; j + W <= n; j += W) vf_store(d + j, vf_load_t(s + j * size_of(t), t));
+    if (j < n) vf_store_part(d + j, vf_load_part(s + j * size_of(t), t, n - j), n - j);
+}
+
+DVM_INLINE void rows_contig(float *d, int64_t pitch, int64_t w, int64_t strip, bool pad,
+                            const struct dvm_k_block *s, dvm_dtype t) {
+    for (int64_t i = 0; i < s->rows; i++) {
+        const char *p = s->p + i * s->rs;
+        float *row = d + i * pitch;
+        int64_t j = 0;
+        for (; j + w <= s->cols; j += w, row += strip, p += w * size_of(t)) {
+            if (w == NR)
+                for (int v = 0; v < NV; v++)
+                    vf_store(row + v * W, vf_load_t(p + v * W * size_of(t), t));
+            else
+                widen_row(row, p, t, w);
+        }
+        if (j == s->cols) continue;
+        widen_row(row, p, t, s->cols - j);
+        if (pad)
+            for (int64_t l = s->cols - j; l < w; l++) row[l] = 0;
+    }
+}
+
+/* Columns of s are contiguous: W of them at a time become rows of a buffer, which is then transposed into place. */
+DVM_INLINE void rows_cross(float *d, int64_t pitch, int64_t w, int64_t strip, bool pad,
+                           const struct dvm_k_block *s, dvm_dtype t) {
+    enum { H = W > 4 ? W : 4, R = 256 };
+    uint32_t buf[H * R];
+    static_assert(NR % H == 0, "a group of columns lies in one strip");
+    int64_t end = pad ? (s->cols + w - 1) / w * w : s->cols;
+    for (int64_t i = 0; i < s->rows; i += R) {
+        int64_t r = DVM_MIN(s->rows - i, R);
+        for (int64_t j = 0; j < end; j += H) {
+            int64_t h = DVM_MIN(end - j, H), have = DVM_MAX(DVM_MIN(s->cols - j, h), 0);
+            const char *p = s->p + i * s->rs + j * s->cs;
+            uint32_t *to = (uint32_t *)(d + j / w * strip + j % w + i * pitch);
+            if (t == DVM_F32 && have == h && (s->cs & 3) == 0) {
+                transpose(to, pitch, (const uint32_t *)(const void *)p, s->cs / 4, h, r);
+                continue;
+            }
+            for (int64_t l = 0; l < have; l++) widen_row((float *)buf + l * R, p + l * s->cs, t, r);
+            memset(buf + have * R, 0, (size_t)((h - have) * R) * 4);
+            transpose(to, pitch, buf, R, h, r);
+        }
+    }
+}
+
+static void rows_any(float *d, int64_t pitch, int64_t w, int64_t strip, bool pad,
+                     const struct dvm_k_block *s) {
+    int64_t end = pad ? (s->cols + w - 1) / w * w : s->cols;
+    for (int64_t i = 0; i < s->rows; i++)
+        for (int64_t j = 0; j < end; j++)
+            d[i * pitch + j / w * strip + j % w] =
+                j < s->cols ? load_one(s->p + i * s->rs + j * s->cs, s->t) : 0;
+}
+
+#define ROWS_OF(fn)                                                \
+    (s->t == DVM_F32    ? fn(d, pitch, w, strip, pad, s, DVM_F32)  \
+     : s->t == DVM_BF16 ? fn(d, pitch, w, strip, pad, s, DVM_BF16) \
+                        : fn(d, pitch, w, strip, pad, s, DVM_F16))
+static void rows(float *d, int64_t pitch, int64_t w, int64_t strip, bool pad,
+                 const struct dvm_k_block *s) {
+    if (s->cs == size_of(s->t))
+        ROWS_OF(rows_contig);
+    else if (s->rs == size_of(s->t))
+        ROWS_OF(rows_cross);
+    else
+        rows_any(d, pitch, w, strip, pad, s);
+}
+
+/* ---- packing as pairs of bf16. A word in memory order has the earlier element in its low half: halves are swapped */
+
+DVM_INLINE uint32_t pair(uint16_t first, uint16_t second) { return (uint32_t)first << 16 | second; }
+
+/* n elements of a contiguous row to (n + 1) / 2 words. */
+static void swap_row(uint32_t *DVM_RESTRICT d, const char *DVM_RESTRICT s, int64_t n) {
+    int64_t p = n / 2;
+    for (int64_t i = 0; i < p; i++) {
+        uint32_t w;
+        memcpy(&w, s + i * 4, 4);
+        d[i] = w << 16 | w >> 16;
+    }
+    if (n & 1) d[p] = pair(*u16_at(s + p * 4), 0);
+}
+/* n words from two contiguous rows; b NULL: zeros. */
+static void zip_row(uint32_t *DVM_RESTRICT d, const char *a_, const char *b_, int64_t n) {
+    const uint16_t *a = u16_at(a_), *b = u16_at(b_);
+    if (b)
+        for (int64_t j = 0; j < n; j++) d[j] = pair(a[j], b[j]);
+    else
+        for (int64_t j = 0; j < n; j++) d[j] = pair(a[j], 0);
+}
+DVM_INLINE uint16_t half_at(const struct dvm_k_block *s, int64_t i, int64_t j) {
+    return i < s->rows && j < s->cols ? *u16_at(s->p + i * s->rs + j * s->cs) : 0;
+}
+
+enum { PAIR_ROWS = 16 };
+/* rows of s are contiguous along the pairs. */
+static void col_pairs_contig(uint32_t *d, int64_t pitch, const struct dvm_k_block *s) {
+    for (int64_t i = 0; i < s->rows; i++) swap_row(d + i * pitch, s->p + i * s->rs, s->cols);
+}
+/* Columns are contiguous: zip two of them, transpose. */
+static void col_pairs_cross(uint32_t *d, int64_t pitch, const struct dvm_k_block *s) {
+    uint32_t buf[PAIR_ROWS * 256];
+    for (int64_t i = 0; i < s->rows; i += 256)
+        for (int64_t j = 0; j < s->cols; j += 2 * PAIR_ROWS) {
+            int64_t r = DVM_MIN(s->rows - i, 256), c = DVM_MIN(s->cols - j, 2 * PAIR_ROWS);
+            const char *p = s->p + i * s->rs + j * s->cs;
+            for (int64_t l = 0; l < c; l += 2)
+                zip_row(buf + l / 2 * 256, p + l * s->cs, l + 1 < c ? p + (l + 1) * s->cs : NULL,
+                        r);
+            transpose(d + i * pitch + j / 2, pitch, buf, 256, (c + 1) / 2, r);
+        }
+}
+static void col_pairs(uint32_t *d, int64_t pitch, const struct dvm_k_block *s) {
+    if (s->cs == 2) {
+        col_pairs_contig(d, pitch, s);
+    } else if (s->rs == 2) {
+        col_pairs_cross(d, pitch, s);
+    } else {
+        for (int64_t i = 0; i < s->rows; i++)
+            for (int64_t j = 0; j < s->cols; j += 2)
+                d[i * pitch + j / 2] = pair(half_at(s, i, j), half_at(s, i, j + 1));
+    }
+}
+
+static void row_pairs_contig(uint32_t *d, int64_t w, int64_t strip, const struct dvm_k_block *s) {
+    for (int64_t i = 0; i < s->rows; i += 2) {
+        const char *p = s->p + i * s->rs, *q = i + 1 < s->rows ? p + s->rs : NULL;
+        uint32_t *row = d + i / 2 * w;
+        for (int64_t j = 0; j < s->cols; j += w, row += strip) {
+            int64_t n = DVM_MIN(s->cols - j, w);
+            if (n == NR)
+                zip_row(row, p + j * 2, q ? q + j * 2 : NULL, NR);
+            else
+                zip_row(row, p + j * 2, q ? q + j * 2 : NULL, n);
+            for (int64_t l = n; l < w; l++) row[l] = 0;
+        }
+    }
+}
+static void row_pairs_cross(uint32_t *d, int64_t w, int64_t strip, const struct dvm_k_block *s) {
+    enum { R = 128 };
+    uint32_t buf[PAIR_ROWS * R];
+    int64_t end = (s->cols + w - 1) / w * w;
+    for (int64_t i = 0; i < s->rows; i += 2 * R)
+        for (int64_t j = 0; j < end;) {
+            int64_t r = DVM_MIN(s->rows - i, 2 * R), h = DVM_MIN(w - j % w, PAIR_ROWS);
+            const char *p = s->p + i * s->rs + j * s->cs;
+            memset(buf, 0, sizeof buf);
+            for (int64_t l = 0; l < h && j + l < s->cols; l++)
+                swap_row(buf + l * R, p + l * s->cs, r);
+            transpose(d + j / w * strip + j % w + i / 2 * w, w, buf, R, h, (r + 1) / 2);
+            j += h;
+        }
+}
+static void row_pairs(uint32_t *d, int64_t w, int64_t strip, const struct dvm_k_block *s) {
+    if (s->cs == 2) {
+        row_pairs_contig(d, w, strip, s);
+    } else if (s->rs == 2) {
+        row_pairs_cross(d, w, strip, s);
+    } else {
+        int64_t end = (s->cols + w - 1) / w * w;
+        for (int64_t i = 0; i < s->rows; i += 2)
+            for (int64_t j = 0; j < end; j++)
+                d[i / 2 * w + j / w * strip + j % w] = pair(half_at(s, i, j), half_at(s, i + 1, j));
+    }
+}
+
+static void unpair(float *DVM_RESTRICT d, const uint32_t *DVM_RESTRICT s, int64_t w,
+                   int64_t pairs) {
+    for (int64_t i = 0; i < pairs; i++)
+        for (int64_t j = 0; j < w; j++) {
+            uint32_t x = s[i * w + j];
+            d[2 * i * w + j] = dvm_bits_f32(x & 0xffff0000);
+            d[(2 * i + 1) * w + j] = dvm_bits_f32(x << 16);
+        }
+}
+
+/* Twice the magnitude, less one: a zero becomes the largest. */
+static void exponents(const uint32_t *s, int64_t n, int *lo, int *hi) {
+    const uint16_t *h = (const uint16_t *)(const void *)s;
+    uint16_t small = 0xffff, large = 0;
+    for (int64_t i = 0; i < 2 * n; i++) {
+        uint16_t m = (uint16_t)(h[i] << 1), z = (uint16_t)(m - 1);
+        small = z < small ? z : small;
+        large = m > large ? m : large;
+    }
+    *lo = (small + 1) >> 8;
+    if (small == 0xffff) *lo = 255;
+    *hi = large >> 8;
+}
+
+/* ---- streaming: few rows, B read once where it stands */
+
+/* KU rows of B at a time: sums stay in tmp, in the first-level cache, across the rows of a block. */
+enum { KU = 8, SMALL = DVM_GEMM_SMALL_M };
+DVM_INLINE void n1_rows(const int m, const int ku, const float *a, const struct dvm_k_block *b,
+                        int64_t k, float *tmp, dvm_dtype t) {
+    int64_t n = b->cols, sz = size_of(t), j = 0;
+    const char *p = b->p + k * b->rs;
+    for (; j < n; j += W) {
+        int64_t have = n - j;
+        vf x[KU];
+        for (int u = 0; u < ku; u++)
+            x[u] = have >= W ? vf_load_t(p + u * b->rs + j * sz, t)
+                             : vf_load_part(p + u * b->rs + j * sz, t, have);
+        for (int r = 0; r < m; r++) {
+            float *at = tmp + r * n + j;
+            vf s = k == 0      ? vf_zero()
+                   : have >= W ? vf_load(at)
+                               : vf_load_part((char *)at, DVM_F32, have);
+            for (int u = 0; u < ku; u++) s = vf_fma(vf_set1(a[r * KC + k + u]), x[u], s);
+            if (have >= W)
+                vf_store(at, s);
+            else
+                vf_store_part(at, s, have);
+        }
+    }
+}
+DVM_INLINE void n1_block(const int m, const float *a, const struct dvm_k_block *b, float *tmp,
+                         dvm_dtype t) {
+    int64_t k = 0;
+    for (; k + KU <= b->rows; k += KU) n1_rows(m, KU, a, b, k, tmp, t);
+    for (; k < b->rows; k++) n1_rows(m, 1, a, b, k, tmp, t);
+}
+static void add_rows(int m, int64_t n, const float *tmp, float *c, int64_t ldc, bool first) {
+    for (int r = 0; r < m; r++, c += ldc, tmp += n) {
+        if (first)
+            memcpy(c, tmp, (size_t)n * 4);
+        else
+            for (int64_t j = 0; j < n; j++) c[j] += tmp[j];
+    }
+}
+#define N1_TYPES(m_)                                        \
+    (b->t == DVM_F32    ? n1_block(m_, a, b, tmp, DVM_F32)  \
+     : b->t == DVM_BF16 ? n1_block(m_, a, b, tmp, DVM_BF16) \
+                        : n1_block(m_, a, b, tmp, DVM_F16))
+static void stream_n1(int m, const float *a, const struct dvm_k_block *b, float *c, int64_t ldc,
+                      float *tmp, bool first) {
+    switch (m) {
+    case 1: N1_TYPES(1); break;
+    case 2: N1_TYPES(2); break;
+    case 3: N1_TYPES(3); break;
+    case 4: N1_TYPES(4); break;
+    case 5: N1_TYPES(5); break;
+    case 6: N1_TYPES(6); break;
+    case 7: N1_TYPES(7); break;
+    default: N1_TYPES(8); break;
+    }
+    add_rows(m, b->cols, tmp, c, ldc, first);
+}
+
+/* Columns of B are contiguous: H of them are turned W elements at a time. */
+DVM_INLINE void k1_group(const int m, const float *a, const struct dvm_k_block *b, int64_t j,
+                         float *c, int64_t ldc, bool first, dvm_dtype t) {
+    int64_t have = DVM_MIN(b->cols - j, W);
+    uint32_t x[W * W], y[W * W];
+    vf acc[SMALL];
+    for (int r = 0; r < m; r++) acc[r] = vf_zero();
+    const char *p = b->p + j * b->cs;
+    for (int64_t k = 0; k < b->rows; k += W, p += W * size_of(t)) {
+        int64_t kw = DVM_MIN(b->rows - k, W);
+        for (int64_t l = 0; l < W; l++) {
+            const char *q = p + DVM_MIN(l, have - 1) * b->cs;
+            vf_store((float *)x + l * W, kw == W ? vf_load_t(q, t) : vf_load_part(q, t, kw));
+        }
+        transpose_block(y, W, x, W);
+        for (int64_t u = 0; u < kw; u++) {
+            vf v = vf_load((float *)y + u * W);
+            for (int r = 0; r < m; r++) acc[r] = vf_fma(vf_set1(a[r * KC + k + u]), v, acc[r]);
+        }
+    }
+    for (int r = 0; r < m; r++) {
+        float *at = c + r * ldc + j;
+        if (!first)
+            acc[r] =
+                vf_add(have == W ? vf_load(at) : vf_load_part((char *)at, DVM_F32, have), acc[r]);
+        if (have == W)
+            vf_store(at, acc[r]);
+        else
+            vf_store_part(at, acc[r], have);
+    }
+}
+DVM_INLINE void k1_block(const int m, const float *a, const struct dvm_k_block *b, float *c,
+                         int64_t ldc, bool first, dvm_dtype t) {
+    for (int64_t j = 0; j < b->cols; j += W) k1_group(m, a, b, j, c, ldc, first, t);
+}
+#define K1_TYPES(m_)                                                  \
+    (b->t == DVM_F32    ? k1_block(m_, a, b, c, ldc, first, DVM_F32)  \
+     : b->t == DVM_BF16 ? k1_block(m_, a, b, c, ldc, first, DVM_BF16) \
+                        : k1_block(m_, a, b, c, ldc, first, DVM_F16))
+static void stream_k1(int m, const float *a, const struct dvm_k_block *b, float *c, int64_t ldc,
+                      bool first) {
+    switch (m) {
+    case 1: K1_TYPES(1); break;
+    case 2: K1_TYPES(2); break;
+    case 3: K1_TYPES(3); break;
+    case 4: K1_TYPES(4); break;
+    case 5: K1_TYPES(5); break;
+    case 6: K1_TYPES(6); break;
+    case 7: K1_TYPES(7); break;
+    default: K1_TYPES(8); break;
+    }
+}
+
+/* ---- results */
+
+DVM_INLINE void store_one(char *d, dvm_dtype t, float f) {
+    uint16_t h = t == DVM_BF16 ? dvm_f32_to_bf16(f) : dvm_f32_to_f16(f);
+    if (t == DVM_F32)
+        memcpy(d, &f, 4);
+    else
+        memcpy(d, &h, 2);
+}
+DVM_INLINE void store_rows(char *d, int64_t rs, int64_t cs, dvm_dtype t, const float *c,
+                           int64_t ldc, int64_t m, int64_t n, const float *bias) {
+    for (int64_t i = 0; i < m; i++, d += rs, c += ldc) {
+        if (bias)
+            for (int64_t j = 0; j < n; j++) store_one(d + j * cs, t, c[j] + bias[j]);
+        else
+            for (int64_t j = 0; j < n; j++) store_one(d + j * cs, t, c[j]);
+    }
+}
+static void store(char *d, int64_t rs, int64_t cs, dvm_dtype t, const float *c, int64_t ldc,
+                  int64_t m, int64_t n, const float *bias) {
+#define STORE(T, size)                                  \
+    if (cs == (size))                                   \
+        store_rows(d, rs, size, T, c, ldc, m, n, bias); \
+    else                                                \
+        store_rows(d, rs, cs, T, c, ldc, m, n, bias)
+    switch (t) {
+    case DVM_F32: STORE(DVM_F32, 4); break;
+    case DVM_BF16: STORE(DVM_BF16, 2); break;
+    default: STORE(DVM_F16, 2); break;
+    }
+}
+
+const struct dvm_k_gemm K_TABLE(gemm) = {
+    .mr = MR,
+    .nr = NR,
+    .f32 = gemm_f32,
+    .bf16 = gemm_bf16,
+    .rows = rows,
+    .col_pairs = col_pairs,
+    .row_pairs = row_pairs,
+    .unpair = unpair,
+    .exponents = exponents,
+    .stream_n1 = stream_n1,
+    .stream_k1 = stream_k1,
+    .store = store,
+    .transpose = transpose,
+};
