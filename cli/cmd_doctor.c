@@ -2,6 +2,7 @@
 #include "cli.h"
 
 #include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -166,6 +167,32 @@ static void print_json(const struct level *l, int n, const char *used, int threa
     printf("]}\n");
 }
 
+/* ------------------------------------------------------------------ the Python package */
+
+/* What `import dvm` gives in the python3 of PATH. Another project on the package index has the same name. */
+static void python_package(char *text, size_t cap) {
+    static const char ask[] =
+        "python3 -c 'import importlib.util as u, importlib.metadata as m\n"
+        "s = u.find_spec(\"dvm\")\n"
+        "try: v = m.version(\"libdvm\")\n"
+        "except m.PackageNotFoundError: v = None\n"
+        "print(\"not installed\" if s is None else f\"{v or 0} {s.origin}\")' 2>/dev/null";
+    char line[512] = "";
+    FILE *f = popen(ask, "r");
+    bool got = f && fgets(line, sizeof line, f);
+    line[strcspn(line, "\n")] = 0;
+    if (f) pclose(f);
+    if (!got)
+        snprintf(text, cap, "no python3 on PATH");
+    else if (!strcmp(line, "not installed"))
+        snprintf(text, cap, "%s", line);
+    else if (!strncmp(line, "0 ", 2))
+        snprintf(text, cap, "FOREIGN: %s is not from libdvm; uninstall it, then install libdvm",
+                 line + 2);
+    else
+        snprintf(text, cap, "libdvm %s", line);
+}
+
 static void print_text(const struct level *l, int n, const char *used, int threads,
                        const char *cache) {
     printf("dvm %s, text and bytecode format %d\n", dvm_version(), DVM_FORMAT);
@@ -175,6 +202,9 @@ static void print_text(const struct level *l, int n, const char *used, int threa
                                : "not allowed: the tile VM runs everything, with the same results");
     printf("  cache folder       %s (%s)\n", cache,
            can_write(cache) ? "writable" : "not writable: nothing is kept between processes");
+    char python[640];
+    python_package(python, sizeof python);
+    printf("  python package     %s\n", python);
     printf("environment\n");
     for (int i = 0; i < NVARIABLES; i++) {
         const char *v = getenv(variables[i].name);
