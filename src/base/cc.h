@@ -14,6 +14,7 @@
 #define DVM_LIKELY(x) __builtin_expect(!!(x), 1)
 #define DVM_UNLIKELY(x) __builtin_expect(!!(x), 0)
 #define DVM_MUST_USE __attribute__((warn_unused_result))
+#define DVM_TARGET(isa) __attribute__((target(isa)))
 #define DVM_RESTRICT __restrict__
 #else
 #error "gcc or clang is needed"

@@ -1,0 +1,71 @@
+/* Matrix-multiply kernels of one ISA level: the table that vm/cpu/k_gemm_tmpl.c fills and ops/gemm uses. It stands
+ * here because neither room sees the other.
+ *
+ * Formats of packed blocks (k <= DVM_GEMM_KC, pitches fixed):
+ *   A, f32     row r at a + r * KC:          a[r][k]
+ *   A, pairs   row r at a + r * KC / 2:      32-bit words {a[r][2p] in the high half, a[r][2p + 1] in the low half}
+ *   B, f32     strips of nr columns:         b[strip][k][nr]
+ *   B, pairs   strips of nr columns:         b[strip][k / 2][nr], words as above
+ * Columns of a strip beyond n, and the second element of the last pair of an odd k, are zeros. */
+#ifndef DVM_VM_K_GEMM_H
+#define DVM_VM_K_GEMM_H
+#include <dvm/dvm.h>
+
+#include "base/cc.h"
+
+enum {
+    DVM_GEMM_KC = 256,    /* elements of K in one chain of fused multiply-adds; part of what a result means */
+    DVM_GEMM_MAX_NR = 64, /* a multiple of every level's nr: row pitches of C are multiples of it */
+    DVM_GEMM_SMALL_M = 8  /* rows that the streaming kernels take */
+};
+
+/* A block in memory; strides in bytes. */
+struct dvm_k_block {
+    const char *p;
+    int64_t rs, cs, rows, cols;
+    dvm_dtype t; /* F32, BF16, F16 */
+};
+
+struct dvm_k_gemm {
+    int mr, nr; /* rows and columns of the micro-kernels */
+
+    /* One micro-tile: c[r][j] = (first) or += the chain over k. m <= mr; n <= nr columns are wanted, up to nr are
+     * computed and written. b: one strip, rows bs elements apart. */
+    void (*f32)(int m, int n, int64_t k, const float *a, const float *b, int64_t bs, float *c,
+                int64_t ldc, bool first);
+    /* The same from pairs with the bf16 dot instruction: NULL where the level has none. Same bits as f32 as long as no
+     * denormal number and no infinity arises (gemm_pack.c proves that from the exponents). */
+    void (*bf16)(int m, int n, int64_t pairs, const uint32_t *a, const uint32_t *b, float *c,
+                 int64_t ldc, bool first);
+
+    /* d[i * pitch + j] = float(s[i][j]), with columns in strips of w that are `strip` floats apart. Columns up to the
+     * end of the last strip become zero if pad. */
+    void (*rows)(float *d, int64_t pitch, int64_t w, int64_t strip, bool pad,
+                 const struct dvm_k_block *s);
+    /* bf16 only. Pairs along the columns of s, without strips; and pairs of rows of s, with strips. */
+    void (*col_pairs)(uint32_t *d, int64_t pitch, const struct dvm_k_block *s);
+    void (*row_pairs)(uint32_t *d, int64_t w, int64_t strip, const struct dvm_k_block *s);
+    /* Pairs to floats: d[2i * w + j], d[(2i + 1) * w + j] of the words s[i * w + j] (B); w = 1: A. */
+    void (*unpair)(float *d, const uint32_t *s, int64_t w, int64_t pairs);
+    /* Smallest exponent field of the nonzero halves (255: all are zero), largest of all. */
+    void (*exponents)(const uint32_t *s, int64_t n, int *lo, int *hi);
+
+    /* Streaming: c[r][j] = (first) or += the chain over k <= KC for m <= SMALL_M rows, B read where it stands. tmp
+     * holds m * n floats. n1: rows of B are contiguous. k1: columns of B are contiguous. */
+    void (*stream_n1)(int m, const float *a, const struct dvm_k_block *b, float *c, int64_t ldc,
+                      float *tmp, bool first);
+    void (*stream_k1)(int m, const float *a, const struct dvm_k_block *b, float *c, int64_t ldc,
+                      bool first);
+
+    /* Stores m x n floats, each plus bias[j] unless bias is NULL, rounded once to t. */
+    void (*store)(char *d, int64_t rs, int64_t cs, dvm_dtype t, const float *c, int64_t ldc,
+                  int64_t m, int64_t n, const float *bias);
+    /* d[j][i] = s[i][j], 32-bit words. */
+    void (*transpose)(uint32_t *d, int64_t dp, const uint32_t *s, int64_t sp, int64_t rows,
+                      int64_t cols);
+};
+extern const struct dvm_k_gemm dvm_k_gemm_base;
+#if defined(__x86_64__)
+extern const struct dvm_k_gemm dvm_k_gemm_avx2, dvm_k_gemm_avx512;
+#endif
+#endif
