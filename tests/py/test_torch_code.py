@@ -10,6 +10,7 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("_dvm")
 
+from dvm.torch import summary as dvm_summary  # noqa: E402
 from dvm.torch import symbols  # noqa: E402
 from dvm.torch.partition import Kind, partition  # noqa: E402
 from dvm.torch.testing import lowered  # noqa: E402
@@ -242,6 +243,36 @@ def test_mutation_is_a_barrier():
     x = torch.ones(3)
     y, z = lowered(f, torch.ones(3))(x)
     assert (y == 2).all() and (z == 6).all() and (x == 2).all()
+
+
+def test_kernels_write_changed_arguments_themselves():
+    def f(x, y, z):
+        x.mul_(2)
+        y.add_(x.sum(0))
+        z.copy_(z.t() + y)
+
+    args = torch.randn(4, 4), torch.randn(4, 4), torch.randn(4, 4)
+    twins = [a.clone() for a in args]
+    torch.compile(f, backend="dvm")(*args)
+    f(*twins)
+    for a, b in zip(args, twins, strict=True):
+        torch.testing.assert_close(a, b)
+    (graph,) = dvm_summary().graphs
+    assert graph.kernels == 1 and not graph.fallbacks
+    assert "copy__default(" not in graph.source
+
+
+def test_old_contents_are_kept_while_torch_reads_them():
+    def f(x):
+        old = torch.special.i0(x)  # after the region that computes x + 1
+        x.add_(1)
+        return old, i0(x * 2) + i0(old)
+
+    x, w = torch.randn(5), None
+    w = x.clone()
+    got, want = torch.compile(f, backend="dvm")(x), f(w)
+    torch.testing.assert_close(got, want)
+    torch.testing.assert_close(x, w)
 
 
 def test_more_arguments_than_a_kernel_takes():

@@ -333,6 +333,7 @@ MOVES = {
     "select_backward": lambda x, y: aten.select_backward(x, [4, 6, 3], 2, 1),
     "tril": lambda x, y: x.tril(),
     "triu": lambda x, y: x.triu(1),
+    "copy": lambda x, y: aten.copy(x, y[:1].float()),
     "clone": lambda x, y: x.clone(),
     "contiguous": lambda x, y: x.t().contiguous(),
     "full": lambda x, y: torch.full((3, 4), 2.5) + torch.zeros(4) * torch.ones_like(x[:1, :4]),

@@ -16,9 +16,10 @@ import torch
 from torch.fx import Graph, Node
 
 from .fx import DTYPES, Emitter, Val, is_getitem
+from .inplace import Direct, direct_stores
 from .options import Options
 from .partition import Kind, Partition, Step, is_part
-from .symbols import Symbols
+from .symbols import Symbols, same_size
 
 HEADER = """\
 import math
@@ -96,6 +97,10 @@ class _Writer:
         self.statements: list[_Statement] = []
         self.ready: set[Node] = set()
         self.kernels: list[KernelText] = []
+        # Option `check` runs kernels' nodes again, so it needs the arguments as they were.
+        self.direct: dict[Node, Direct] = {} if options.check else direct_stores(graph, part)
+        for copy in self.direct:
+            part.reasons.pop(copy)  # not torch's any more
 
     # ------------------------------------------------------------------------ the whole
 
@@ -117,7 +122,7 @@ class _Writer:
         for step in self.part.steps:
             if step.region:
                 self._run_kernel(step, needed)
-            else:
+            elif step.nodes[0] not in self.direct:
                 self._run_torch(step.nodes[0])
         output = next(n for n in self.graph.nodes if n.op == "output")
         returned: list[str] = []
@@ -181,7 +186,7 @@ class _Writer:
             if kind is Kind.KERNEL and not is_part(node, self.kinds):
                 for a in self.part.written[node].operands:
                     reads(a, home[node])
-            elif kind in (Kind.TORCH, Kind.OUTPUT):
+            elif kind in (Kind.TORCH, Kind.OUTPUT) and node not in self.direct:
                 for a in node.all_input_nodes:
                     reads(a, -1)
         return needed
@@ -190,16 +195,18 @@ class _Writer:
 
     def _run_kernel(self, step: Step, needed: set[Node]) -> None:
         stored = [n for n in step.nodes if n in needed]
-        if not stored:
+        direct = [d for d in self.direct.values() if d.value in step.nodes]
+        if not stored and not direct:
             return
-        kernel = _KernelWriter(self, step, stored).kernel(len(self.kernels))
+        values = stored + [d.value for d in direct]
+        kernel = _KernelWriter(self, step, values).kernel(len(self.kernels))
         uses: list[str] = []
         arguments = [*kernel.scalars, *(self._argument(n, uses) for n in kernel.loads)]
         allocations = [f"{n.name} = {self._allocation(n)}" for n in stored]
         self._define_sizes()
         self.statements += [_Statement(text, ()) for text in allocations]
         self.ready.update(stored)
-        outputs = [n.name for n in stored]
+        outputs = [n.name for n in stored] + [d.argument.name for d in direct]
         call = f"{kernel.name}.run({', '.join(arguments + outputs)})"
         self.statements.append(_Statement(call, tuple(uses + outputs)))
         if self.options.check:
@@ -470,11 +477,7 @@ def _is_dense(fake: torch.Tensor) -> bool:
     for size, stride in zip(reversed(fake.shape), reversed(fake.stride()), strict=True):
         if isinstance(size, int) and size == 1:
             continue
-        if _expr(stride) != _expr(expected):
+        if not same_size(stride, expected):
             return False
         expected = expected * size
     return True
-
-
-def _expr(s: Any) -> Any:
-    return s if isinstance(s, int) else s.node.expr

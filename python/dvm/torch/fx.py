@@ -226,6 +226,9 @@ class Emitter:
         """The row reads sizes of its operands only."""
         self._operands.clear()
 
+    def forget_operand(self, i: int) -> None:
+        del self._operands[i]
+
     def _loadable(self, node: Node, v: Val) -> None:
         if v.dtype not in DTYPES:
             raise Unsupported(f"dtype {_short(v.dtype)}")

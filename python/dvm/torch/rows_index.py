@@ -14,6 +14,7 @@ import torch
 from .fx import COMPUTE, Emitter, Unsupported, Val, row
 from .rows_reduce import fold
 from .rows_shape import axis, like, reshape
+from .symbols import same_size
 
 ELEMENTS, SLICES = 0, 1  # gather modes of the builder
 
@@ -60,15 +61,9 @@ def gather(e: Emitter, x: Val, dim: int, index: Val, *, sparse_grad: bool = Fals
     dim = axis(dim, rank)
     for d in range(rank):
         # torch lets the index be smaller than x; the kernel reads whole rows
-        if d != dim and not _equal(x.shape[d], index.shape[d]):
+        if d != dim and not same_size(x.shape[d], index.shape[d]):
             raise Unsupported("gather with an index smaller than its source")
     return take_along(e, x, index, dim)
-
-
-def _equal(a: Any, b: Any) -> bool:
-    if isinstance(a, int) and isinstance(b, int):
-        return a == b
-    return not isinstance(a, int) and not isinstance(b, int) and a.node.expr == b.node.expr
 
 
 @row("index.Tensor", "_unsafe_index.Tensor")

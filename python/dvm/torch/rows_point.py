@@ -143,6 +143,18 @@ def clone(e: Emitter, x: Val, memory_format: Any = None) -> Val:
     return v
 
 
+@row("copy.default")
+def copy(e: Emitter, into: Val, x: Val, non_blocking: bool = False) -> Val:
+    """x in the shape and dtype of `into`, whose contents do not count."""
+    e.forget_operand(0)
+    v = e.rounded(e.cast(x, e.out.dtype)) if x.dtype is not e.out.dtype else e("copy", x)
+    if tuple(x.shape) == tuple(e.out.shape):
+        return v
+    out = e("broadcast", v, e.sizes(e.out.shape))
+    out.dtype, out.held = v.dtype, v.held
+    return out
+
+
 @row("_to_copy.default", "prims.convert_element_type.default")
 def to_copy(
     e: Emitter,

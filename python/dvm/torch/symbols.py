@@ -114,6 +114,15 @@ def hint(size: Any, default: int = 4096) -> int:
     return known if isinstance(known, int) else default
 
 
+def same_size(a: Any, b: Any) -> bool:
+    """Equal as expressions: no guard is made."""
+    return expression(a) == expression(b)
+
+
+def expression(size: Any) -> Any:
+    return size if isinstance(size, int) else size.node.expr
+
+
 def nbytes(node: Node) -> int:
     """Bytes of a node's tensor or tensors, by hints."""
     val = node.meta.get("val")
