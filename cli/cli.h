@@ -23,7 +23,7 @@ struct options {
     bool has_fill, check, print, no_time, json;
 };
 
-/* args.c: false with a message when the command line is wrong. */
+/* cli_args.c: false with a message when the command line is wrong. */
 bool read_options(const char *allowed, int argc, char **argv, struct options *o);
 const char *nearest_word(const char *word, const char *const *list, int n);
 /* One line about option `name` ("check"), for help. */
