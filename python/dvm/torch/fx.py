@@ -141,7 +141,7 @@ class Emitter:
         target = str(node.target)
         found = ROWS.get(target)
         if found is None:
-            raise Unsupported("no row for this op")
+            raise Unsupported(why_left(target))
         if is_disabled(target, self.options.disable_ops):
             raise Unsupported("switched off")
         self._begin(node)
@@ -370,6 +370,24 @@ class Emitter:
         if dtype in HALF and v.held is torch.float32:
             return Val(v.name, dtype, v.held, v.shape)
         return self.cast(Val(v.name, v.held, v.held, v.shape), dtype)
+
+
+# What torch's libraries do better than a fused kernel would.
+LEFT_TO_TORCH = {
+    "matrix product": "mm bmm addmm baddbmm addbmm mv addmv dot _scaled_mm _grouped_mm linear",
+    "convolution": "convolution convolution_backward",
+    "attention": "_scaled_dot_product_flash_attention_for_cpu"
+    " _scaled_dot_product_flash_attention_for_cpu_backward _scaled_dot_product_flash_attention"
+    " _scaled_dot_product_efficient_attention _scaled_dot_product_cudnn_attention",
+    "random numbers": "rand randn rand_like randn_like randint bernoulli native_dropout normal",
+}
+_LEFT = {op: why for why, ops in LEFT_TO_TORCH.items() for op in ops.split()}
+
+
+def why_left(target: str) -> str:
+    """The reason for an op without a row."""
+    parts = target.split(".")
+    return _LEFT.get(parts[1] if len(parts) > 1 else target, "no row for this op")
 
 
 def promote(*xs: Any) -> torch.dtype:
