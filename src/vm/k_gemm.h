@@ -14,7 +14,8 @@
 #include "base/cc.h"
 
 enum {
-    DVM_GEMM_KC = 256,    /* elements of K in one chain of fused multiply-adds; part of what a result means */
+    DVM_GEMM_KC =
+        256, /* elements of K in one chain of fused multiply-adds; part of what a result means */
     DVM_GEMM_MAX_NR = 64, /* a multiple of every level's nr: row pitches of C are multiples of it */
     DVM_GEMM_SMALL_M = 8  /* rows that the streaming kernels take */
 };

@@ -1,0 +1,72 @@
+/* Between the files of this folder. gemm.c: arguments and the parallel loop over tiles; gemm_block.c: a tile by packing;
+ * gemm_stream.c: a tile of few rows or few columns; gemm_ref.c: the meaning. */
+#ifndef DVM_OPS_GEMM_GEMM_INT_H
+#define DVM_OPS_GEMM_GEMM_INT_H
+#include "ops/gemm/gemm.h"
+
+enum gemm_way {
+    WAY_BLOCK,      /* both operands packed */
+    WAY_STREAM,     /* few rows: B read where it stands */
+    WAY_STREAM_SWAP /* few columns: the same with the operands exchanged, tiles transposed at the end */
+};
+
+/* One product of the run: a matrix of the batch or a group. */
+struct gemm_item {
+    int64_t m, n, k;
+    int64_t batch, row0; /* as the epilogue hears them */
+    const char *a, *b;   /* element (0, 0) */
+    int64_t ka, ma, kb;  /* first k of A, row of A, k of B: what a prologue is told */
+    enum gemm_way way;
+    int64_t tm, tn, rows, cols; /* tile size, tiles */
+};
+
+/* Scratch of one thread; sizes in bytes, parts 64-byte aligned. */
+struct gemm_room {
+    size_t c, a, b, x, y; /* sums; packed A; packed B; staging (two) */
+    size_t total;
+};
+struct gemm_ws {
+    float *c;
+    void *a, *b;
+    float *x, *y;
+};
+
+struct gemm_run {
+    const struct dvm_gemm *g;
+    const struct dvm_k_gemm *k;
+    bool pairs; /* both operands are bf16 in memory and the dot instruction is there */
+    struct gemm_room room;
+    char *ws;
+    const int64_t *first; /* GROUPM: first tile of each item */
+    int64_t items, tiles;
+    _Atomic int64_t *next;
+};
+
+int64_t dvm_gemm_items(const struct dvm_gemm *g);
+struct gemm_item dvm_gemm_item(const struct dvm_gemm *g, int64_t i);
+
+/* One tile: rows r0.., columns c0.. of the item, m x n; leaves it to dvm_gemm_finish. */
+void dvm_gemm_block_tile(const struct gemm_run *r, const struct gemm_ws *ws, int thread,
+                         const struct gemm_item *it, int64_t r0, int64_t c0, int64_t m, int64_t n);
+void dvm_gemm_stream_tile(const struct gemm_run *r, const struct gemm_ws *ws, int thread,
+                          const struct gemm_item *it, int64_t r0, int64_t c0, int64_t m, int64_t n);
+/* Epilogue or store. */
+void dvm_gemm_finish(const struct gemm_run *r, int thread, const struct gemm_item *it, int64_t r0,
+                     int64_t c0, int64_t m, int64_t n, float *tile, int64_t ld);
+
+/* Byte offset of matrix `batch` of an operand. */
+DVM_INLINE int64_t gemm_batch_at(const struct dvm_gemm *g, const int64_t *bs, int64_t batch) {
+    int64_t at = 0;
+    if (g->form != DVM_GEMM_BATCH) return batch * bs[0];
+    for (int d = g->nbatch - 1; d >= 0; d--) {
+        at += batch % g->bdim[d] * bs[d];
+        batch /= g->bdim[d];
+    }
+    return at;
+}
+DVM_INLINE bool gemm_all_bf16(const struct dvm_gemm *g) {
+    return !g->pack_a && !g->pack_b && g->a.t == DVM_BF16 && g->b.t == DVM_BF16;
+}
+DVM_INLINE int64_t gemm_size(dvm_dtype t) { return t == DVM_F32 ? 4 : 2; }
+DVM_INLINE int64_t gemm_up(int64_t n, int64_t step) { return (n + step - 1) / step * step; }
+#endif

@@ -1,0 +1,116 @@
+/* Arguments of a matrix multiply: what is allowed, and the list of products with their tiles. Tiles depend on sizes and
+ * dtypes alone. */
+#include "base/err.h"
+#include "ops/gemm/gemm_int.h"
+
+static bool float_type(dvm_dtype t) { return t == DVM_F32 || t == DVM_BF16 || t == DVM_F16; }
+
+static dvm_status check_groups(const struct dvm_gemm *g) {
+    int64_t limit = g->form == DVM_GEMM_GROUPM ? g->m : g->k, before = 0;
+    const char *name = g->form == DVM_GEMM_GROUPM ? "rows of a" : "k of a and b";
+    if (g->nbatch) DVM_FAIL(SHAPE, "grouped matmul: operands have no batch dimensions");
+    if (g->ngroup < 0 || (g->ngroup > 0 && !g->ends))
+        DVM_FAIL(ARG, "grouped matmul: no group list");
+    for (int64_t i = 0; i < g->ngroup; before = g->ends[i++]) {
+        if (g->ends[i] < before)
+            DVM_FAIL(SHAPE, "grouped matmul: group list decreases at %lld: %lld after %lld",
+                     (long long)i, (long long)g->ends[i], (long long)before);
+        if (g->ends[i] > limit)
+            DVM_FAIL(
+                SHAPE,
+                "grouped matmul: group %lld ends at %lld, beyond the %lld %s; a is [%lld, %lld], "
+                "b is [%lld, %lld]",
+                (long long)i, (long long)g->ends[i], (long long)limit, name, (long long)g->m,
+                (long long)g->k, (long long)g->k, (long long)g->n);
+    }
+    return DVM_OK;
+}
+
+dvm_status dvm_gemm_check(const struct dvm_gemm *g) {
+    if (g->m < 0 || g->n < 0 || g->k < 0)
+        DVM_FAIL(SHAPE, "matmul: negative size in [%lld, %lld] x [%lld, %lld]", (long long)g->m,
+                 (long long)g->k, (long long)g->k, (long long)g->n);
+    if ((!g->pack_a && !float_type(g->a.t)) || (!g->pack_b && !float_type(g->b.t)))
+        DVM_FAIL(DTYPE, "matmul: operands are %s and %s; f32, bf16 and f16 can be multiplied",
+                 dvm_dtype_name(g->a.t), dvm_dtype_name(g->b.t));
+    if (!g->epilogue && !float_type(g->out.t))
+        DVM_FAIL(DTYPE, "matmul: result is %s; f32, bf16 or f16 can be stored",
+                 dvm_dtype_name(g->out.t));
+    if (!g->epilogue && g->bias && !float_type(g->bias_t))
+        DVM_FAIL(DTYPE, "matmul: bias is %s; f32, bf16 or f16 can be added",
+                 dvm_dtype_name(g->bias_t));
+    if (g->nbatch < 0 || g->nbatch > DVM_GEMM_NBATCH)
+        DVM_FAIL(LIMIT, "matmul: %d batch dimensions; at most %d", g->nbatch, DVM_GEMM_NBATCH);
+    for (int d = 0; d < g->nbatch; d++)
+        if (g->bdim[d] < 0) DVM_FAIL(SHAPE, "matmul: batch dimension %d is negative", d);
+    return g->form == DVM_GEMM_BATCH ? DVM_OK : check_groups(g);
+}
+
+int64_t dvm_gemm_items(const struct dvm_gemm *g) {
+    int64_t n = 1;
+    if (g->form == DVM_GEMM_GROUPK) return g->ngroup;
+    if (g->form == DVM_GEMM_GROUPM) return g->ngroup + 1; /* the last: rows of no group */
+    for (int d = 0; d < g->nbatch; d++) n *= g->bdim[d];
+    return n;
+}
+
+/* ---- products */
+
+static void place_batch(const struct dvm_gemm *g, int64_t i, struct gemm_item *it) {
+    it->a += gemm_batch_at(g, g->a.bs, i);
+    it->b += gemm_batch_at(g, g->b.bs, i);
+}
+static void place_groupm(const struct dvm_gemm *g, int64_t i, struct gemm_item *it) {
+    int64_t lo = i ? g->ends[i - 1] : 0, hi = i < g->ngroup ? g->ends[i] : g->m;
+    it->a += lo * g->a.rs;
+    it->b += i * g->b.bs[0];
+    it->m = hi - lo;
+    it->ma = it->row0 = lo;
+    if (i == g->ngroup) {
+        it->k = 0;
+        it->batch = -1;
+    }
+}
+static void place_groupk(const struct dvm_gemm *g, int64_t i, struct gemm_item *it) {
+    int64_t lo = i ? g->ends[i - 1] : 0;
+    it->a += lo * g->a.cs;
+    it->b += lo * g->b.rs;
+    it->k = g->ends[i] - lo;
+    it->ka = it->kb = lo;
+}
+
+static bool dense(const struct dvm_gemm_mat *m) {
+    return m->rs == gemm_size(m->t) || m->cs == gemm_size(m->t);
+}
+/* Streaming reads the large operand where it stands, in one of the two directions. */
+static enum gemm_way way_of(const struct dvm_gemm *g, const struct gemm_item *it) {
+    int64_t few = gemm_all_bf16(g) ? 3 : DVM_GEMM_SMALL_M; /* the dot instruction does more rows */
+    if (it->m <= few && !g->pack_b && dense(&g->b)) return WAY_STREAM;
+    if (it->n <= few && !g->pack_a && dense(&g->a)) return WAY_STREAM_SWAP;
+    return WAY_BLOCK;
+}
+
+/* Long tiles stream better; but enough of them for many threads. */
+static int64_t stream_width(int64_t n) {
+    int64_t w = gemm_up((n + 7) / 8, 64);
+    return DVM_MAX(DVM_MIN(w, DVM_GEMM_TN_MAX), 128);
+}
+
+static void cut(const struct dvm_gemm *g, struct gemm_item *it) {
+    it->way = way_of(g, it);
+    it->tm = it->way == WAY_STREAM_SWAP ? stream_width(it->m) : DVM_GEMM_TM;
+    it->tn = it->way == WAY_STREAM ? stream_width(it->n) : DVM_GEMM_TN;
+    it->rows = (it->m + it->tm - 1) / it->tm;
+    it->cols = (it->n + it->tn - 1) / it->tn;
+}
+
+struct gemm_item dvm_gemm_item(const struct dvm_gemm *g, int64_t i) {
+    struct gemm_item it = {.m = g->m, .n = g->n, .k = g->k, .batch = i, .a = g->a.p, .b = g->b.p};
+    switch (g->form) {
+    case DVM_GEMM_BATCH: place_batch(g, i, &it); break;
+    case DVM_GEMM_GROUPM: place_groupm(g, i, &it); break;
+    case DVM_GEMM_GROUPK: place_groupk(g, i, &it); break;
+    }
+    cut(g, &it);
+    return it;
+}

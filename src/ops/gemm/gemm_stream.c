@@ -1,0 +1,63 @@
+/* A tile of few rows (decoding) or few columns: the large operand is read once, where it stands; only the small one is
+ * packed. Few columns are few rows of the transposed product; that tile is turned at the end. */
+#include "ops/gemm/gemm_int.h"
+
+/* The product seen with few rows: S times T. */
+struct view {
+    struct dvm_k_block s, t; /* whole K, then cut into blocks */
+    bool swap;
+};
+
+static struct view view_of(const struct dvm_gemm *g, const struct gemm_item *it, int64_t r0,
+                           int64_t c0, int64_t m, int64_t n) {
+    const char *a = it->a + r0 * g->a.rs, *b = it->b + c0 * g->b.cs;
+    if (it->way == WAY_STREAM)
+        return (struct view){{a, g->a.rs, g->a.cs, m, it->k, g->a.t},
+                             {b, g->b.rs, g->b.cs, it->k, n, g->b.t},
+                             false};
+    return (struct view){
+        {b, g->b.cs, g->b.rs, n, it->k, g->b.t}, {a, g->a.cs, g->a.rs, it->k, m, g->a.t}, true};
+}
+
+/* Rows of S for k0.., as A, f32. */
+static void pack_small(const struct gemm_run *r, const struct gemm_ws *ws, int thread,
+                       const struct gemm_item *it, const struct view *v, int64_t r0, int64_t c0,
+                       int64_t k0, int64_t kc) {
+    const struct dvm_gemm *g = r->g;
+    struct dvm_k_block s = v->s;
+    s.p += k0 * s.cs;
+    s.cols = kc;
+    if (!v->swap && g->pack_a) {
+        g->pack_a(g->ctx, thread, it->batch, it->ma + r0, it->ka + k0, s.rows, kc, ws->a,
+                  DVM_GEMM_KC);
+        return;
+    }
+    if (v->swap && g->pack_b) {
+        g->pack_b(g->ctx, thread, it->batch, it->kb + k0, c0, kc, s.rows, ws->x, DVM_GEMM_SMALL_M);
+        s = (struct dvm_k_block){(char *)ws->x, 4, DVM_GEMM_SMALL_M * 4, s.rows, kc, DVM_F32};
+    }
+    r->k->rows(ws->a, DVM_GEMM_KC, DVM_GEMM_KC, 0, false, &s);
+}
+
+void dvm_gemm_stream_tile(const struct gemm_run *r, const struct gemm_ws *ws, int thread,
+                          const struct gemm_item *it, int64_t r0, int64_t c0, int64_t m,
+                          int64_t n) {
+    struct view v = view_of(r->g, it, r0, c0, m, n);
+    int64_t few = v.s.rows, ldc = gemm_up(v.t.cols, DVM_GEMM_MAX_NR);
+    for (int64_t k0 = 0; k0 < it->k; k0 += DVM_GEMM_KC) {
+        struct dvm_k_block t = v.t;
+        t.p += k0 * t.rs;
+        t.rows = DVM_MIN(it->k - k0, DVM_GEMM_KC);
+        pack_small(r, ws, thread, it, &v, r0, c0, k0, t.rows);
+        if (t.cs == gemm_size(t.t))
+            r->k->stream_n1((int)few, ws->a, &t, ws->c, ldc, ws->y, k0 == 0);
+        else
+            r->k->stream_k1((int)few, ws->a, &t, ws->c, ldc, k0 == 0);
+    }
+    if (v.swap && it->k > 0) {
+        r->k->transpose((uint32_t *)ws->x, few, (uint32_t *)ws->c, ldc, few, m);
+        dvm_gemm_finish(r, thread, it, r0, c0, m, n, ws->x, few);
+    } else {
+        dvm_gemm_finish(r, thread, it, r0, c0, m, n, ws->c, v.swap ? few : ldc);
+    }
+}
