@@ -416,8 +416,9 @@ static void bench_strided(void) {
             double t = burst(&r, 1), best = 1e30;
             long reps = (long)(200e3 / (t + 1)) + 1;
             for (int round = 0; round < 15; round++) best = fmin(best, burst(&r, reps));
-            printf("%-12s %-5s %5ld x %-5ld %12.1f ns %8.3f ns/element\n", k % 2 ? "every second" : "transposed",
-                   dvm_dtype_name((dvm_dtype)dtypes[d]), n, n, best, best / (double)(n * n));
+            printf("%-12s %-5s %5ld x %-5ld %12.1f ns %8.3f ns/element\n",
+                   k % 2 ? "every second" : "transposed", dvm_dtype_name((dvm_dtype)dtypes[d]), n,
+                   n, best, best / (double)(n * n));
             for (int o = 0; o < 3; o++) dvm_mem_free(&mem, data[o], 0);
             dvm_mem_free(&mem, scratch, 0);
             dvm_jit_destroy(&mem, code);

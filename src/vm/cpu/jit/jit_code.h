@@ -33,6 +33,7 @@ struct dvm_jit_code {
 
 enum {
     J_STAGE_BYTES = 16 << 10, /* of one staged operand */
+    J_FETCH_BYTES = 8 << 20,  /* turned matrices from here on are not in the near caches */
     J_STAGE_ROWS = 8,         /* ROW: rows staged together */
     J_PARTS = 64              /* part records of a call */
 };
@@ -46,6 +47,7 @@ size_t dvm_jit_stage_bytes(int mode, int dtype);
 /* jit_stage.c: strided memory to contiguous rows of `cols` elements, and back. */
 void dvm_jit_gather(char *to, const char *from, int64_t rs, int64_t cs, int64_t rows, int64_t cols,
                     int size);
+void dvm_jit_prefetch(const char *p);
 void dvm_jit_scatter(char *to, int64_t rs, int64_t cs, const char *from, int64_t rows, int64_t cols,
                      int size);
 #endif

@@ -120,13 +120,37 @@ static bool turned(const struct dvm_jit_code *c, const args *a) {
     return false;
 }
 
+/* Elements of a tile: all that the largest element leaves room for. */
+static int64_t tile_elements(const struct dvm_jit_code *c, const args *a) {
+    int size = 1;
+    for (int o = 0; o < c->c.strip.nopnd; o++)
+        if (staged(c, a, o)) size = DVM_MAX(size, size_of(c, o));
+    return J_STAGE_BYTES / size;
+}
+
+/* Lines of turned operands of the tile that starts at row i, column j: they are far apart, so that nothing else
+ * fetches them ahead of time. */
+static void fetch_ahead(const struct dvm_jit_code *c, const args *a, int64_t i, int64_t j,
+                        int64_t rows, int64_t cols) {
+    for (int o = 0; o < c->c.strip.nopnd; o++) {
+        const struct dvm_opnd_arg *p = &a->opnd[o];
+        if (!staged(c, a, o) || p->rs != size_of(c, o) || a->n * p->cs < J_FETCH_BYTES) continue;
+        uintptr_t at_row = (uintptr_t)p->ptr + (uintptr_t)(i * p->rs);
+        for (int64_t k = j; k < j + cols; k++)
+            for (int64_t line = 0; line < rows * p->rs; line += 64)
+                dvm_jit_prefetch((const char *)(at_row + (uintptr_t)(k * p->cs) + (uintptr_t)line));
+    }
+}
+
 static void staged_map(const struct dvm_jit_code *c, const args *a) {
-    enum { ELEMENTS = J_STAGE_BYTES / 8 };
     int64_t cols = DVM_MIN(a->n, turned(c, a) ? 64 : 1024);
-    int64_t rows = c->scans ? 1 : DVM_MIN(a->m, DVM_MAX(ELEMENTS / cols, 1));
+    int64_t rows = c->scans ? 1 : DVM_MIN(a->m, DVM_MAX(tile_elements(c, a) / cols, 1));
     for (int64_t i = 0; i < a->m; i += rows)
-        for (int64_t j = 0; j < a->n; j += cols)
-            run_staged(c, a, i, j, DVM_MIN(rows, a->m - i), DVM_MIN(cols, a->n - j));
+        for (int64_t j = 0; j < a->n; j += cols) {
+            int64_t m = DVM_MIN(rows, a->m - i), next = j + cols;
+            if (next < a->n) fetch_ahead(c, a, i, next, m, DVM_MIN(cols, a->n - next));
+            run_staged(c, a, i, j, m, DVM_MIN(cols, a->n - j));
+        }
 }
 
 /* ---- maps */
