@@ -32,7 +32,8 @@ static void tables(struct dvm_jb *b) {
 bool dvm_j_begin(struct dvm_jb *b) {
     b->nval = 1;
     b->of = dvm_arena_raw(b->arena, (b->s->nins + 1u) * sizeof *b->of);
-    if (!b->of || !grow(b, (void **)&b->val, 0, &b->cap, sizeof *b->val)) return false;
+    b->bf16 = dvm_arena_raw(b->arena, b->s->nins + 1u);
+    if (!b->of || !b->bf16 || !grow(b, (void **)&b->val, 0, &b->cap, sizeof *b->val)) return false;
     memset(b->val, 0, sizeof *b->val);
     b->frame = J_F_TAB + 8 * ((b->s->nopnd * 2 + 7) & ~7);
     b->frame = (b->frame + 63) & ~63;

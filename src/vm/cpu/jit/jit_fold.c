@@ -341,10 +341,10 @@ static void end_col(struct dvm_jb *b, const struct dvm_jfold *f) {
         dvm_j_cast(b, DVM_VT_I32, DVM_VT_I64, idx, &in[0]);
         in[1] = in[2] = (struct dvm_jpair){pos, pos};
         dvm_j_ew64(b, DVM_OP_ADD, in, &sum);
-        dvm_j_store(b, out++, sum);
+        dvm_j_store(b, out++, sum, false);
     }
     if (f->vt == DVM_VT_B1) x.v.lo = dvm_j_cmpi(b, x.v.lo, dvm_j_const32(b, 0), J_I_NE);
-    dvm_j_store(b, out, x.v);
+    dvm_j_store(b, out, x.v, false);
 }
 
 void dvm_j_ends(struct dvm_jb *b) {

@@ -127,6 +127,7 @@ struct dvm_jb {
     uint32_t npool, pool_cap;
     dvm_vid konst[128]; /* hash of the constants by bits */
     uint64_t konst_bits[128];
+    uint8_t *bf16;        /* strip value -> its low half is zero */
     struct dvm_jpair *of; /* strip value -> values */
     struct dvm_jfold fold[J_MAX_FOLDS];
     struct dvm_jacc acc[3 * J_MAX_FOLDS];
@@ -239,7 +240,8 @@ bool dvm_j_ew64(struct dvm_jb *b, int op, const struct dvm_jpair v[3], struct dv
 struct dvm_jpair dvm_j_sel64(struct dvm_jb *b, dvm_vid m, struct dvm_jpair x, struct dvm_jpair y);
 bool dvm_j_cast(struct dvm_jb *b, int from, int to, struct dvm_jpair v, struct dvm_jpair *out);
 struct dvm_jpair dvm_j_load(struct dvm_jb *b, int o);
-void dvm_j_store(struct dvm_jb *b, int o, struct dvm_jpair v);
+/* bf16: the f32 value is known to have its low half zero. */
+void dvm_j_store(struct dvm_jb *b, int o, struct dvm_jpair v, bool bf16);
 struct dvm_jpair dvm_j_rnd(struct dvm_jb *b, int dtype, struct dvm_jpair v);
 struct dvm_jpair dvm_j_pick(struct dvm_jb *b, int o, int index_type, struct dvm_jpair index);
 bool dvm_j_fold(struct dvm_jb *b, const struct dvm_ins *ins, struct dvm_jpair v);

@@ -291,6 +291,25 @@ static bool scan(struct dvm_jb *b, int type, struct dvm_jpair x, struct dvm_jpai
     return true;
 }
 
+/* Whether an f32 value is one of bf16, so that storing it as such rounds nothing. */
+static bool is_bf16(const struct dvm_jb *b, const struct dvm_ins *i) {
+    if (i->type != DVM_VT_F32) return false;
+    switch (i->op) {
+    case DVM_BC_LOAD:
+    case DVM_BC_PICK: return b->s->opnd[i->a].dtype == DVM_BF16;
+    case DVM_BC_RND: return i->b == DVM_BF16;
+    case DVM_BC_LIT: return (b->s->lit[i->a] & 0xffff) == 0;
+    case DVM_OP_COPY:
+    case DVM_OP_NEG:
+    case DVM_OP_ABS:
+    case DVM_OP_RELU: return b->bf16[i->a];
+    case DVM_OP_MAX:
+    case DVM_OP_MIN: return b->bf16[i->a] && b->bf16[i->b];
+    case DVM_OP_SELECT: return b->bf16[i->b] && b->bf16[i->c];
+    default: return false;
+    }
+}
+
 static bool instruction(struct dvm_jb *b, int at) {
     const struct dvm_ins *i = &b->s->ins[at];
     struct dvm_jpair r = {0};
@@ -299,7 +318,9 @@ static bool instruction(struct dvm_jb *b, int at) {
     case DVM_BC_LOAD: r = dvm_j_load(b, i->a); break;
     case DVM_BC_LIT: r = literal(b, i->type, b->s->lit[i->a]); break;
     case DVM_BC_PARAM: r = parameter(b, i->type, i->a); break;
-    case DVM_BC_RND: r = dvm_j_rnd(b, i->b, b->of[i->a]); break;
+    case DVM_BC_RND:
+        r = i->b == DVM_BF16 && b->bf16[i->a] ? b->of[i->a] : dvm_j_rnd(b, i->b, b->of[i->a]);
+        break;
     case DVM_BC_FOLD: ok = dvm_j_fold(b, i, b->of[i->a]); break;
     case DVM_BC_SCAN: ok = scan(b, i->type, b->of[i->a], &r); break;
     case DVM_BC_PICK: r = dvm_j_pick(b, i->a, b->s->ins[i->b].type, b->of[i->b]); break;
@@ -308,12 +329,14 @@ static bool instruction(struct dvm_jb *b, int at) {
     }
     if (!r.hi) r.hi = r.lo;
     b->of[at] = r;
+    b->bf16[at] = is_bf16(b, i);
     return ok;
 }
 
 static void stores(struct dvm_jb *b, int from, int to) {
     for (int k = from; k < to; k++)
-        if (b->s->ins[k].op == DVM_BC_STORE) dvm_j_store(b, b->s->ins[k].a, b->of[b->s->ins[k].b]);
+        if (b->s->ins[k].op == DVM_BC_STORE)
+            dvm_j_store(b, b->s->ins[k].a, b->of[b->s->ins[k].b], b->bf16[b->s->ins[k].b]);
 }
 
 static int last_load(const struct dvm_strip *s) {

@@ -137,12 +137,12 @@ pair dvm_j_load(struct dvm_jb *b, int o) {
 
 /* ---- rounding and stores */
 
-/* The upper half of f32 bits, rounded to even; NaN becomes 0x7fc0. In the low 16 bits. */
+/* f32 bits rounded to even at 16 bits, which stand in the upper half above a rest; NaN becomes 0x7fc0. */
 static dvm_vid to_bf16(struct dvm_jb *b, dvm_vid x) {
     dvm_vid odd = dvm_j_and(b, shift(b, X_VPSRLD, x, 16), dvm_j_const32(b, 1));
     dvm_vid up = dvm_j_2(b, X_VPADDD, dvm_j_2(b, X_VPADDD, x, dvm_j_const32(b, 0x7fff)), odd);
     dvm_vid nan = dvm_j_cmpf(b, x, x, J_F_UNORD);
-    return shift(b, X_VPSRLD, dvm_j_sel(b, nan, dvm_j_const32(b, 0x7fc00000), up), 16);
+    return dvm_j_sel(b, nan, dvm_j_const32(b, 0x7fc00000), up);
 }
 
 static dvm_vid to_f16(struct dvm_jb *b, dvm_vid x) {
@@ -153,7 +153,7 @@ pair dvm_j_rnd(struct dvm_jb *b, int dtype, pair v) {
     dvm_vid x = v.lo;
     switch (dtype) {
     case DVM_F16: x = dvm_j_1(b, X_VCVTPH2PS, to_f16(b, x)); break;
-    case DVM_BF16: x = shift(b, X_VPSLLD, to_bf16(b, x), 16); break;
+    case DVM_BF16: x = dvm_j_and(b, to_bf16(b, x), dvm_j_const32(b, 0xffff0000)); break;
     case DVM_U8: x = dvm_j_and(b, x, dvm_j_const32(b, 255)); break;
     default: x = shift(b, X_VPSRAD, shift(b, X_VPSLLD, x, 24), 24); break;
     }
@@ -214,7 +214,7 @@ static void store_narrow(struct dvm_jb *b, int o, int size, dvm_vid x) {
         put(b, X_VMOVQ_ST, X_128, o, 0, 0, bytes(b, x));
 }
 
-void dvm_j_store(struct dvm_jb *b, int o, pair v) {
+void dvm_j_store(struct dvm_jb *b, int o, pair v, bool bf16) {
     int dtype = b->s->opnd[o].dtype;
     if (dtype != DVM_F32 && dtype != DVM_I32 && dtype != DVM_I64 && dtype != DVM_F64)
         b->narrow = true;
@@ -226,7 +226,9 @@ void dvm_j_store(struct dvm_jb *b, int o, pair v) {
         else
             put(b, X_VMOVUPS_ST, X_128, o, 0, 0, to_f16(b, v.lo));
         break;
-    case DVM_BF16: store_narrow(b, o, 2, to_bf16(b, v.lo)); break;
+    case DVM_BF16:
+        store_narrow(b, o, 2, shift(b, X_VPSRLD, bf16 ? v.lo : to_bf16(b, v.lo), 16));
+        break;
     case DVM_U8:
     case DVM_I8: store_narrow(b, o, 1, v.lo); break;
     case DVM_I64:
