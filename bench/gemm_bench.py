@@ -1,0 +1,169 @@
+"""Matrix multiply: the engine against torch.mm in the same process, shape by shape, taking turns.
+
+    ./dev exec python bench/gemm_bench.py [--build build] [--dtype f32,bf16] [--threads 1,2] [--only square|model]
+                                          [--layout nn,nt] [--isa avx2] [--reps N] [--match 1x8192x2048]
+
+One thread is timed by processor time of the calling thread, so that other load on the machine disturbs less; several
+threads by the clock. Best of the repetitions. The last lines give the geometric mean of the ratios to torch and the
+share of the core's measured multiply-add rate.
+"""
+
+import argparse
+import ctypes
+import math
+import os
+import subprocess
+import tempfile
+import time
+
+import torch
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+DTYPES = {"f32": (3, torch.float32), "bf16": (2, torch.bfloat16), "f16": (1, torch.float16)}
+
+
+def load(build: str) -> ctypes.CDLL:
+    out = os.path.join(tempfile.mkdtemp(), "gemm_micro.so")
+    subprocess.run(
+        [
+            "cc",
+            "-O2",
+            "-std=gnu17",
+            "-shared",
+            "-fPIC",
+            "-Isrc",
+            "-Iinclude",
+            "bench/gemm_micro.c",
+            os.path.join(build, "libdvm.a"),
+            "-lm",
+            "-lpthread",
+            "-ldl",
+            "-o",
+            out,
+        ],
+        check=True,
+        cwd=ROOT,
+    )
+    lib = ctypes.CDLL(out)
+    p, i64, i = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
+    lib.gm_mm.argtypes = [p, i64, i64, p, i64, i64, p, i, i64, i64, i64, i64, i, i]
+    lib.gm_mm.restype = lib.gm_peak.restype = ctypes.c_double
+    lib.gm_open.argtypes = [ctypes.c_char_p, i]
+    return lib
+
+
+def shapes(only: str) -> list[tuple[int, int, int]]:
+    square = [(n, n, n) for n in (256, 384, 512, 768, 1024, 2048)]
+    model = [
+        (m, n, k)
+        for m in (1, 16, 128, 2048)
+        for n in (512, 2048, 8192)
+        for k in (512, 2048, 8192)
+        if m * n * k <= 2**33
+    ]
+    return {"square": square, "model": model}.get(only, square + model)
+
+
+def operand(rows: int, cols: int, dtype: torch.dtype, turned: bool) -> torch.Tensor:
+    x = torch.randn((cols, rows) if turned else (rows, cols)).to(dtype)
+    return x.t() if turned else x
+
+
+class Pair:
+    """One shape: both sides' best time, taking turns."""
+
+    def __init__(self, lib, m, n, k, dtype, layout, threads):
+        self.lib, self.size, self.threads = lib, (m, n, k), threads
+        self.code, t = DTYPES[dtype]
+        self.a = operand(m, k, t, layout[0] == "t")
+        self.b = operand(k, n, t, layout[1] == "t")
+        self.c, self.d = torch.empty(m, n, dtype=t), torch.empty(m, n, dtype=t)
+
+    def ours(self, reps: int) -> float:
+        m, n, k = self.size
+        a, b = self.a, self.b
+        return self.lib.gm_mm(
+            a.data_ptr(),
+            *a.stride(),
+            b.data_ptr(),
+            *b.stride(),
+            self.c.data_ptr(),
+            self.code,
+            m,
+            n,
+            k,
+            1,
+            self.threads > 1,
+            reps,
+        )
+
+    def theirs(self, reps: int) -> float:
+        clock = time.thread_time if self.threads == 1 else time.perf_counter
+        best = math.inf
+        for _ in range(reps):
+            t = clock()
+            torch.mm(self.a, self.b, out=self.d)
+            best = min(best, clock() - t)
+        return best
+
+    def run(self, rounds: int) -> tuple[float, float]:
+        inner = max(1, int(2e7 / max(1, math.prod(self.size))))
+        ours = theirs = math.inf
+        for _ in range(rounds):
+            theirs = min(theirs, self.theirs(inner))
+            ours = min(ours, self.ours(inner))
+        return ours, theirs
+
+
+def main() -> None:
+    ap = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    ap.add_argument("--build", default=os.environ.get("DVM_BUILD", "build"))
+    ap.add_argument("--dtype", default="f32,bf16")
+    ap.add_argument("--threads", default="1")
+    ap.add_argument("--only", default="")
+    ap.add_argument("--layout", default="nn,nt")
+    ap.add_argument("--isa", default="")
+    ap.add_argument("--reps", type=int, default=0)
+    ap.add_argument("--match", default="")
+    o = ap.parse_args()
+    lib = load(os.path.join(ROOT, o.build))
+    for threads in map(int, o.threads.split(",")):
+        assert lib.gm_open(o.isa.encode() or None, threads) == 0
+        torch.set_num_threads(threads)
+        for dtype in o.dtype.split(","):
+            peak = lib.gm_peak(DTYPES[dtype][0])
+            print(
+                f"# {dtype}, {threads} thread(s): multiply-add floor {peak * 1e-9:.1f} GF a core",
+                flush=True,
+            )
+            for layout in o.layout.split(","):
+                table(lib, o, dtype, threads, layout, peak)
+
+
+def table(lib, o, dtype: str, threads: int, layout: str, peak: float) -> None:
+    ratios = []
+    for m, n, k in shapes(o.only):
+        if o.match and o.match != f"{m}x{n}x{k}":
+            continue
+        reps = o.reps or max(2, min(20, int(1e10 / (m * n * k))))
+        ours, theirs = Pair(lib, m, n, k, dtype, layout, threads).run(reps)
+        ratios.append(theirs / ours)
+        gf = 2e-9 * m * n * k
+        print(
+            f"{dtype} {layout} {m:5d} {n:5d} {k:5d}  dvm {ours * 1e6:10.1f} us {gf / ours:7.1f} GF "
+            f"{100e9 * gf / ours / peak / threads if peak else 0:5.1f} %   torch {gf / theirs:7.1f} GF   "
+            f"ratio {theirs / ours:5.2f}",
+            flush=True,
+        )
+    if ratios:
+        print(
+            f"{dtype} {layout} geometric mean {math.exp(sum(map(math.log, ratios)) / len(ratios)):.3f}, "
+            f"worst {min(ratios):.2f}",
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    main()
