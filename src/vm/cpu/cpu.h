@@ -119,7 +119,7 @@ struct cpu_vm {
     bool flat, in_place; /* in_place: outputs may be written where they stand */
     bool down;           /* flat: a tile holds one number a row */
     bool whole;          /* a tile holds whole rows */
-    bool in_memory; /* columns are folded where they stand: a tile is all rows */
+    bool in_memory;      /* columns are folded where they stand: a tile is all rows */
 };
 
 void dvm_cpu_run(const struct dvm_code *c, const struct dvm_strip_args *a);

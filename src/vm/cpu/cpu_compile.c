@@ -228,7 +228,8 @@ static uint8_t red_type(int vt) {
 
 static dvm_k_fn *find_fn(const struct dvm_k *k, const struct dvm_strip *s, const struct dvm_ins *i,
                          unsigned mask) {
-    if (i->op == DVM_BC_RND) return mask ? NULL : k->cast->rnd[i->b];
+    if (i->op == DVM_BC_RND) return mask ? NULL : k->mem->rnd[i->b];
+    if (i->op == DVM_OP_FMA) return k->math->fma[mask];
     int t = s->ins[i->op == DVM_OP_SELECT ? i->b : i->a].type;
     if (i->op == DVM_OP_CAST || i->op == DVM_OP_COPY)
         return mask ? NULL : k->cast->cast[t][i->type];

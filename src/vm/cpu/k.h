@@ -35,8 +35,9 @@ enum { DVM_K_NFIRST = 3 };
 struct dvm_k_pair {
     dvm_k_fn *op[DVM_K_NFIRST][DVM_K_NPOST][DVM_K_NVAR];
 };
-struct dvm_k_math { /* transcendentals of f32 */
+struct dvm_k_math { /* what is expanded, f32 */
     dvm_k_fn *op[DVM_NOP];
+    dvm_k_fn *fma[DVM_K_NVAR];
 };
 struct dvm_k_int {
     dvm_k_fn *i32[DVM_NOP][DVM_K_NVAR];
@@ -45,8 +46,8 @@ struct dvm_k_int {
 };
 struct dvm_k_cast {
     dvm_k_fn *cast[DVM_NVT][DVM_NVT]; /* [from][to] */
-    dvm_k_fn *rnd[DVM_NDTYPE];        /* NULL: the dtype holds every value of its type */
-    dvm_k_fn *splat4, *splat8;        /* d = n copies of a[0] */
+
+    dvm_k_fn *splat4, *splat8; /* d = n copies of a[0] */
     /* d = n copies of a[0], n copies of a[1], ... a[k - 1] */
     void (*spread4)(void *DVM_RESTRICT d, const void *a, int64_t n, int64_t k);
     void (*spread8)(void *DVM_RESTRICT d, const void *a, int64_t n, int64_t k);
@@ -56,6 +57,8 @@ struct dvm_k_cast {
 struct dvm_k_mem {
     dvm_k_fn *load[DVM_NDTYPE];  /* a is contiguous memory, d a tile */
     dvm_k_fn *store[DVM_NDTYPE]; /* a is a tile, d contiguous memory */
+    dvm_k_fn
+        *rnd[DVM_NDTYPE]; /* tile to tile, as the dtype would hold it; NULL: it holds every value */
     void (*load_str[DVM_NDTYPE])(void *d, const char *s, int64_t cs, int64_t n);
     void (*store_str[DVM_NDTYPE])(char *d, int64_t cs, const void *a, int64_t n);
     /* cols columns of rows rows; row r of the result starts at d + r * pitch elements. For rs smaller than cs. */

@@ -41,11 +41,6 @@ SATURATE(f32_i64, int64_t, float, INT64_MIN, INT64_MAX, 0x1p63f)
 SATURATE(f64_i32, int32_t, double, INT32_MIN, INT32_MAX, 0x1p31)
 SATURATE(f64_i64, int64_t, double, INT64_MIN, INT64_MAX, 0x1p63)
 
-CAST(rnd_bf16, float, float, dvm_bf16_to_f32(dvm_f32_to_bf16(x)))
-CAST(rnd_f16, float, float, dvm_f16_to_f32(dvm_f32_to_f16(x)))
-CAST(rnd_u8, int32_t, int32_t, x & 255)
-CAST(rnd_i8, int32_t, int32_t, (int8_t)(x & 255))
-
 #define SPLAT(S, U)                                                                      \
     static void splat##S(DVM_K_ARGS) {                                                   \
         U *d = d_, x = *(const U *)a_;                                                   \
@@ -87,10 +82,7 @@ const struct dvm_k_cast K_TABLE(cast) = {
                              [DVM_VT_I64] = f64_i64_v,
                              [DVM_VT_F32] = f64_f32_v,
                              [DVM_VT_F64] = f64_same_v}},
-    .rnd = {[DVM_F16] = rnd_f16_v,
-            [DVM_BF16] = rnd_bf16_v,
-            [DVM_U8] = rnd_u8_v,
-            [DVM_I8] = rnd_i8_v},
+
     .splat4 = splat4,
     .splat8 = splat8,
     .spread4 = spread4,

@@ -105,9 +105,8 @@ K_BIN_VV(floordiv2, float, float)
 
 /* ---- three operands */
 
-DVM_INLINE float fma3(float x, float y, float z) { return fmaf(x, y, z); }
 DVM_INLINE float select3(int32_t c, float x, float y) { return c ? x : y; }
-K_TER(fma3, float, float)
+
 K_TER(select3, int32_t, float)
 
 const struct dvm_k_f32 K_TABLE(f32) = {{
@@ -140,6 +139,6 @@ const struct dvm_k_f32 K_TABLE(f32) = {{
     [DVM_OP_FMOD] = K_OF_VV(fmod2),
     [DVM_OP_REM] = K_OF_VV(rem2),
     [DVM_OP_FLOORDIV] = K_OF_VV(floordiv2),
-    [DVM_OP_FMA] = K_OF_TER(fma3),
+
     [DVM_OP_SELECT] = K_OF_TER(select3),
 }};

@@ -40,19 +40,21 @@ K_UN(x_tanh, float, float)
 K_UN(x_sigmoid, float, float)
 K_UN(x_erf, float, float)
 K_BIN_VV(x_pow, float, float)
+K_TER(xc_fma, float, float)
 
-const struct dvm_k_math K_TABLE(math) = {{
-    [DVM_OP_EXP] = x_exp_v,
-    [DVM_OP_EXP2] = x_exp2_v,
-    [DVM_OP_EXPM1] = x_expm1_v,
-    [DVM_OP_LOG] = x_log_v,
-    [DVM_OP_LOG2] = x_log2_v,
-    [DVM_OP_LOG1P] = x_log1p_v,
-    [DVM_OP_RSQRT] = x_rsqrt_v,
-    [DVM_OP_SIN] = sin_v,
-    [DVM_OP_COS] = cos_v,
-    [DVM_OP_TANH] = x_tanh_v,
-    [DVM_OP_SIGMOID] = x_sigmoid_v,
-    [DVM_OP_ERF] = x_erf_v,
-    [DVM_OP_POW] = x_pow_vv,
-}};
+const struct dvm_k_math K_TABLE(math) = {.fma = K_OF_TER(xc_fma),
+                                         .op = {
+                                             [DVM_OP_EXP] = x_exp_v,
+                                             [DVM_OP_EXP2] = x_exp2_v,
+                                             [DVM_OP_EXPM1] = x_expm1_v,
+                                             [DVM_OP_LOG] = x_log_v,
+                                             [DVM_OP_LOG2] = x_log2_v,
+                                             [DVM_OP_LOG1P] = x_log1p_v,
+                                             [DVM_OP_RSQRT] = x_rsqrt_v,
+                                             [DVM_OP_SIN] = sin_v,
+                                             [DVM_OP_COS] = cos_v,
+                                             [DVM_OP_TANH] = x_tanh_v,
+                                             [DVM_OP_SIGMOID] = x_sigmoid_v,
+                                             [DVM_OP_ERF] = x_erf_v,
+                                             [DVM_OP_POW] = x_pow_vv,
+                                         }};

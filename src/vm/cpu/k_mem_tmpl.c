@@ -156,6 +156,26 @@ static void store_line_f16(DVM_K_ARGS) {
     for (; i < n; i++) d[i] = store_f16(a[i]);
 }
 
+/* ---- rounding in place */
+
+DVM_INLINE float rnd_bf16(float x) { return dvm_bf16_to_f32(dvm_f32_to_bf16(x)); }
+DVM_INLINE int32_t rnd_u8(int32_t x) { return x & 255; }
+DVM_INLINE int32_t rnd_i8(int32_t x) { return (int8_t)(x & 255); }
+K_UN(rnd_bf16, float, float)
+K_UN(rnd_u8, int32_t, int32_t)
+K_UN(rnd_i8, int32_t, int32_t)
+
+static void rnd_f16_v(DVM_K_ARGS) {
+    uint16_t half[256];
+    float *d = d_;
+    const float *a = a_;
+    for (int64_t i = 0; i < n; i += 256) {
+        int64_t len = DVM_MIN(n - i, 256);
+        store_line_f16(half, a + i, b_, c_, len);
+        load_line_f16(d + i, half, b_, c_, len);
+    }
+}
+
 /* ---- 4-byte blocks that are contiguous down the rows: squares of 4 by 4, all rows of a few columns before the next
  * columns, for columns often fall into the same cache set and must be used up at once. */
 
@@ -270,6 +290,10 @@ const struct dvm_k_mem K_TABLE(mem) = {
               [DVM_F64] = line_b8,
               [DVM_U8] = store_line_b1,
               [DVM_I8] = store_line_b1},
+    .rnd = {[DVM_F16] = rnd_f16_v,
+            [DVM_BF16] = rnd_bf16_v,
+            [DVM_U8] = rnd_u8_v,
+            [DVM_I8] = rnd_i8_v},
     .load_str = PER_DTYPE(load_str_),
     .store_str = PER_DTYPE(store_str_),
     .load_block = {[DVM_BOOL] = load_block_bool,
