@@ -216,16 +216,18 @@ static void add_phase(struct planner *p, struct dvm_plan *pl, struct bump *bm, s
 
 static void add_kernel(struct planner *p, struct dvm_plan *pl, struct bump *bm, struct group *g,
                        struct dvm_kplan *k) {
-    static const char *const why[] = {"one pass over every element",
-                                      "rows stay in cache between passes",
-                                      "columns, rows in blocks of 64"};
-    int n = 0;
+    static const char *const why[][2] = {
+        {"one pass over every element", "passes over every element"},
+        {"rows, each folded in one pass", "rows stay in cache between passes"},
+        {"columns, rows in blocks of 64", "columns stay in cache between passes"}};
+    int n = 0, passes = 0;
     for (int i = 0; i < 2 * g->npass; i++) n += live(sb_at(g, i));
+    for (int i = 0; i < g->npass; i++) passes += live(g->full[i]);
     *k = (struct dvm_kplan){.kind = g->kind,
                             .naxes = (uint8_t)g->naxes,
                             .nm = (uint8_t)g->nm,
                             .whole_rows = g->scan,
-                            .why = why[g->kind]};
+                            .why = why[g->kind][passes > 1]};
     for (int a = 0; a < g->naxes; a++) k->size[a] = g->ax[a].size;
     k->block = block_size(g, p->in->cache_bytes);
     k->scratch = lay_scratch(g, k->block);
