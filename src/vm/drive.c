@@ -211,7 +211,8 @@ static struct dvm_slot *slot(const struct dvm_job *j, int i) {
     return (struct dvm_slot *)(j->slots + (size_t)i * j->slot_bytes);
 }
 
-/* Half of the last-level cache: what is written beyond will not be read from it. */
+/* Half of the last-level cache: what is written beyond will not be read from it. Virtual machines report the
+ * whole host's cache, of which one process gets a part: no more than 64 MiB is believed. */
 static int64_t stream_bytes(void) {
     static atomic_llong known;
     int64_t n = atomic_load_explicit(&known, memory_order_relaxed);
@@ -219,7 +220,7 @@ static int64_t stream_bytes(void) {
 #ifdef _SC_LEVEL3_CACHE_SIZE
     n = sysconf(_SC_LEVEL3_CACHE_SIZE);
 #endif
-    n = (n > 0 ? n : 32 << 20) / 2;
+    n = (n > 0 ? DVM_MIN(n, (int64_t)64 << 20) : (int64_t)32 << 20) / 2;
     atomic_store_explicit(&known, n, memory_order_relaxed);
     return n;
 }
