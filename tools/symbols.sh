@@ -14,6 +14,7 @@ err_text    text of the newest failed call of this thread
 serial      numbers graphs, so that a value of another graph is refused
 known       size of the last-level cache, asked once
 code_pool   executable memory of the process, with its lock
+__jit_debug_descriptor  machine code that gdb was told of, under the name that it looks for
 '
 
 tmp=$(mktemp -d)

@@ -572,6 +572,32 @@ static void test_avx2_only(void **state) {
     assert_int_equal(bad, 0);
 }
 
+/* A listing shows every byte of the function, and nothing else. */
+static void test_listing(void **state) {
+    (void)state;
+    static struct prog p;
+    for (int k = 0; k < 50; k++) {
+        struct dvm_text t;
+        struct dvm_code *code;
+        const void *bytes;
+        char *text;
+        size_t shown = 0;
+        rng = (uint64_t)k + 4000;
+        random_program(&p);
+        dvm_text_init(&t, &mem);
+        assert_int_equal(dvm_jit_list(&mem, &p.s, best(), &t), DVM_OK);
+        assert_int_equal(dvm_text_take(&t, &text), DVM_OK);
+        for (const char *at = text; (at = strstr(at, "\n      ")); at++) {
+            const char *end = strchr(at + 1, '\n');
+            shown += (size_t)(end - at - 13) / 3; /* "\n      00040 " and " 62" for each */
+        }
+        assert_int_equal(dvm_jit_compile(&mem, &p.s, best(), &code), DVM_OK);
+        assert_int_equal(shown, dvm_jit_code(code, &bytes) - dvm_jit_entry(code));
+        dvm_jit_destroy(&mem, code);
+        dvm_string_free(&text);
+    }
+}
+
 int main(void) {
     if (dvm_jit_refused() || best() == DVM_JIT_NONE) {
         print_message("1..0 # SKIP no machine code here\n");
@@ -582,6 +608,7 @@ int main(void) {
         cmocka_unit_test(test_programs),     cmocka_unit_test(test_threads),
         cmocka_unit_test(test_no_growth),    cmocka_unit_test(test_failing_allocations),
         cmocka_unit_test(test_switched_off), cmocka_unit_test(test_avx2_only),
+        cmocka_unit_test(test_listing),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -11,6 +11,7 @@
 #include "vm/cpu/jit/code_mem.h"
 #include "vm/cpu/jit/jit_code.h"
 #include "vm/cpu/jit/jit_emit.h"
+#include "vm/cpu/jit/jit_names.h"
 
 enum { MAX_UNROLL = 8, FIRST_CODE = 16 << 10, MAX_CODE = 1 << 20 };
 
@@ -119,6 +120,7 @@ static dvm_status keep(const struct dvm_mem *m, const struct dvm_je *e, const st
     copy_folds(c, b, put(&to, NULL, (size_t)b->nfold * sizeof *c->fold));
     lay_scratch(c, b, put(&to, NULL, s->nopnd));
     c->scans = b->nscan > 0;
+    c->name = dvm_jit_name_new(m, s, start, code_size - (size_t)entry);
     *out = &c->c;
     return DVM_OK;
 }
@@ -139,6 +141,7 @@ static dvm_status emit(struct dvm_je *e, const struct dvm_jplan *p, int32_t part
         while (dvm_enc_at(&e->e) & 63) *e->e.p++ = 0xcc;
         *entry = dvm_enc_at(&e->e);
         e->nspare = 0;
+        e->nnote = 0;
         dvm_j_function(e, p, parts);
         if (b->failed) DVM_FAIL(UNSUPPORTED, "machine code: out of registers");
         if (!e->e.full) return DVM_OK;
@@ -147,35 +150,59 @@ static dvm_status emit(struct dvm_je *e, const struct dvm_jplan *p, int32_t part
     DVM_FAIL(UNSUPPORTED, "machine code: the strip is too long");
 }
 
-static dvm_status compile(const struct dvm_mem *m, struct dvm_jb *b, struct dvm_code **out) {
-    struct dvm_je e = {.b = b, .full = b->len, .nreg = b->z ? 32 : J_TAIL_YMM};
-    struct dvm_jplan p = {0};
-    int room = J_PARTS, entry = 0;
+/* A strip on its way; what it holds is gone with the arena. */
+struct job {
+    struct dvm_arena arena;
+    struct dvm_jb b;
+    struct dvm_je e;
+    struct dvm_jplan p;
+    int32_t parts;
+    int entry;
+};
+
+static dvm_status make(const struct dvm_mem *m, const struct dvm_strip *s, int isa, struct job *j) {
+    bool z = isa == DVM_JIT_AVX512;
+    struct dvm_jb *b = &j->b;
+    struct dvm_je *e = &j->e;
+    dvm_arena_init(&j->arena, m);
+    if (isa != DVM_JIT_AVX2 && !z)
+        DVM_FAIL(UNSUPPORTED, "machine code: no level for this processor");
+    b->arena = &j->arena;
+    b->s = s;
+    b->z = z;
+    b->len = z ? X_512 : X_256;
+    b->width = z ? 16 : 8;
+    e->b = b;
+    e->full = b->len;
+    e->nreg = z ? 32 : J_TAIL_YMM;
     if (!dvm_j_begin(b)) return DVM_ERR_NOMEM;
     DVM_TRY(dvm_j_lower(b));
-    dvm_j_plan(&e, &p);
+    dvm_j_plan(e, &j->p);
     size_t keys = (size_t)b->nval * MAX_UNROLL;
-    e.reg = dvm_arena_raw(b->arena, keys);
-    e.slot = dvm_arena_raw(b->arena, keys * sizeof *e.slot);
-    if (!e.reg || !e.slot) return DVM_ERR_NOMEM;
-    int32_t parts = dvm_j_frame(b, b->part_bytes * room);
-    DVM_TRY(emit(&e, &p, parts, &entry));
-    return keep(m, &e, &p, parts, room, entry, out);
+    e->reg = dvm_arena_raw(b->arena, keys);
+    e->slot = dvm_arena_raw(b->arena, keys * sizeof *e->slot);
+    if (!e->reg || !e->slot) return DVM_ERR_NOMEM;
+    j->parts = dvm_j_frame(b, b->part_bytes * J_PARTS);
+    return emit(e, &j->p, j->parts, &j->entry);
 }
 
 dvm_status dvm_jit_compile(const struct dvm_mem *m, const struct dvm_strip *s, int isa,
                            struct dvm_code **out) {
     const char *why = dvm_jit_refused();
     if (why) DVM_FAIL(UNSUPPORTED, "machine code: %s", why);
-    if (isa != DVM_JIT_AVX2 && isa != DVM_JIT_AVX512)
-        DVM_FAIL(UNSUPPORTED, "machine code: no level for this processor");
-    struct dvm_arena arena;
-    dvm_arena_init(&arena, m);
-    bool z = isa == DVM_JIT_AVX512;
-    struct dvm_jb b = {
-        .arena = &arena, .s = s, .z = z, .len = z ? X_512 : X_256, .width = z ? 16 : 8};
-    dvm_status st = compile(m, &b, out);
-    dvm_arena_drop(&arena);
+    struct job j = {0};
+    dvm_status st = make(m, s, isa, &j);
+    if (st == DVM_OK) st = keep(m, &j.e, &j.p, j.parts, J_PARTS, j.entry, out);
+    dvm_arena_drop(&j.arena);
+    return st;
+}
+
+dvm_status dvm_jit_list(const struct dvm_mem *m, const struct dvm_strip *s, int isa,
+                        struct dvm_text *out) {
+    struct job j = {.e.noting = true};
+    dvm_status st = make(m, s, isa, &j);
+    if (st == DVM_OK) dvm_j_list(&j.e, j.entry, out);
+    dvm_arena_drop(&j.arena);
     return st;
 }
 
@@ -199,6 +226,7 @@ size_t dvm_jit_entry(const struct dvm_code *c) {
 void dvm_jit_destroy(const struct dvm_mem *m, struct dvm_code *c) {
     struct dvm_jit_code *j = (struct dvm_jit_code *)c;
     if (!c) return;
+    dvm_jit_name_free(m, j->name);
     dvm_code_mem_free(j->start, j->code_size);
     dvm_mem_free(m, j, j->size);
 }

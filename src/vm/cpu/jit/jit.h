@@ -23,7 +23,12 @@ dvm_status dvm_jit_compile(const struct dvm_mem *m, const struct dvm_strip *s, i
 void dvm_jit_destroy(const struct dvm_mem *m, struct dvm_code *c);
 bool dvm_jit_is(const struct dvm_code *c);
 
-/* Bytes of machine code, for tests and listings. */
+/* The code of a strip as text: labels, strip instructions and below each the bytes that came from it. Nothing is made
+ * executable. */
+dvm_status dvm_jit_list(const struct dvm_mem *m, const struct dvm_strip *s, int isa,
+                        struct dvm_text *out);
+
+/* Bytes of machine code, for tests. */
 size_t dvm_jit_code(const struct dvm_code *c, const void **bytes);
 /* Offset of the function in it; constants stand before. */
 size_t dvm_jit_entry(const struct dvm_code *c);

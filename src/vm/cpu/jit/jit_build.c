@@ -69,6 +69,7 @@ struct dvm_mi *dvm_j_add(struct dvm_jb *b, int list, const struct dvm_mi *m) {
     use(b, m->c, list, l->n);
     use(b, m->k, list, l->n);
     l->p[l->n] = *m;
+    l->p[l->n].from = b->from;
     return &l->p[l->n++];
 }
 

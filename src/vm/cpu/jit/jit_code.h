@@ -26,6 +26,7 @@ struct dvm_jit_code {
     int32_t parts, part_bytes, part_room;
     int32_t opnds, stage, trees;
     const struct dvm_jit_fold *fold;
+    struct dvm_jit_name *name; /* known to gdb, or NULL */
     const uint8_t
         *staged; /* operand may have to be staged: column stride is not the element's size */
     bool may_stage;

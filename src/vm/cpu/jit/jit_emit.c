@@ -448,6 +448,7 @@ void dvm_j_emit(struct dvm_je *e, int list) {
     dvm_j_begin_list(e, list);
     for (uint32_t k = 0; k < l->n && !e->b->failed && !e->e.full; k++) {
         e->at = (int)k;
+        if (DVM_UNLIKELY(e->noting)) dvm_j_note(e, l->p[k].from);
         for (int u = 0; u < e->unroll; u++) one(e, &l->p[k], u);
     }
 }

@@ -1,6 +1,7 @@
 /* The emitter: micro-operations to bytes, allocating registers on the way. */
 #ifndef DVM_JIT_EMIT_H
 #define DVM_JIT_EMIT_H
+#include "base/text.h"
 #include "vm/cpu/jit/jit_ir.h"
 
 /* General registers. The code is called as fn(args), and keeps:
@@ -10,6 +11,12 @@
 enum { J_R_FRAME = X_RBX, J_R_OPND = X_RDI, J_R_COL = X_RCX, J_R_END = X_RDX, J_R_ROW = X_RSI };
 
 enum { J_TAIL_YMM = 15 }; /* AVX2: mask of the tail */
+
+/* Code from here on: of a part of the function (label), or of a strip instruction. */
+struct dvm_jnote {
+    int32_t at, from;
+    const char *label;
+};
 
 struct dvm_je {
     struct dvm_jb *b;
@@ -34,6 +41,9 @@ struct dvm_je {
     int nended;
     int8_t base[2 * DVM_STRIP_MAX_OPND]; /* register with the address of an operand, or -1 */
     int temp; /* AVX2 with narrow operands: a third scratch register, else -1 */
+    bool noting;
+    struct dvm_jnote *note;
+    uint32_t nnote, note_cap;
 };
 
 /* How the loops are made. */
@@ -48,6 +58,11 @@ struct dvm_jplan {
 /* jit_plan.c, jit_loop.c */
 void dvm_j_plan(struct dvm_je *e, struct dvm_jplan *p);
 void dvm_j_function(struct dvm_je *e, const struct dvm_jplan *p, int32_t parts);
+
+/* jit_list.c. Only when a listing is made (e->notes). */
+void dvm_j_label(struct dvm_je *e, const char *label);
+void dvm_j_note(struct dvm_je *e, int from);
+void dvm_j_list(const struct dvm_je *e, int entry, struct dvm_text *out);
 
 /* jit_emit.c. Appends the operations of a list. */
 void dvm_j_emit(struct dvm_je *e, int list);

@@ -203,6 +203,7 @@ static struct dvm_jfold *new_fold(struct dvm_jb *b, const struct dvm_ins *ins) {
         .op = (uint8_t)ins->b, .vt = ins->type, .out = ins->c, .acc = (uint16_t)b->nacc};
     f->arg = dvm_bc_is_arg(ins->b);
     f->nacc = wide ? 2 : 1;
+    f->from = b->from;
     f->part = b->part_bytes;
     b->part_bytes += part_size(f);
     dvm_vid ident = identity(b, f->op, f->vt);
@@ -352,6 +353,7 @@ void dvm_j_ends(struct dvm_jb *b) {
     b->part_bytes = (b->part_bytes + 7) & ~7;
     b->floor = J_END;
     for (int k = 0; k < b->nfold; k++) {
+        b->from = b->fold[k].from;
         if (b->s->mode == DVM_MODE_ROW)
             end_row(b, &b->fold[k]);
         else

@@ -66,8 +66,10 @@ struct dvm_mi {
     dvm_vid d, a, b, c, k;
     uint8_t mem, flags;
     uint16_t o;
+    uint16_t from; /* strip instruction that it came from */
     int32_t disp;
 };
+static_assert(sizeof(struct dvm_mi) == 24, "many are made");
 
 struct dvm_jval {
     uint8_t cls, list;
@@ -90,10 +92,11 @@ struct dvm_mlist {
 struct dvm_jfold {
     uint8_t op, vt;
     bool arg;
-    uint8_t nacc; /* values (1 or 2), then the index */
-    uint16_t acc; /* first accumulator */
-    uint16_t out; /* result operand */
-    int32_t part; /* offset in a part record */
+    uint16_t from; /* instruction */
+    uint8_t nacc;  /* values (1 or 2), then the index */
+    uint16_t acc;  /* first accumulator */
+    uint16_t out;  /* result operand */
+    int32_t part;  /* offset in a part record */
 };
 
 struct dvm_jacc {
@@ -119,6 +122,7 @@ struct dvm_jb {
     bool wide64;    /* AVX2: operands of 64 bits */
     unsigned len;   /* X_512 or X_256 */
     int width;      /* 32-bit lanes of a vector */
+    uint16_t from;  /* strip instruction being lowered */
     int floor;      /* list in which new operations stand at least */
     struct dvm_mlist list[J_NLIST];
     struct dvm_jval *val;

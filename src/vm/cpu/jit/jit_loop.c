@@ -96,6 +96,7 @@ static int saves(const struct dvm_je *e) {
 static bool misaligned(const struct dvm_je *e) { return e->b->calls && saves(e) % 2 == 0; }
 
 static void enter(struct dvm_je *e, const struct dvm_jplan *p, int32_t parts) {
+    dvm_j_label(e, "entry");
     for (size_t k = 0; k < DVM_COUNT(saved_regs); k++)
         if (is_used(e, saved_regs[k])) dvm_x_push(&e->e, saved_regs[k]);
     if (misaligned(e)) dvm_x_push(&e->e, X_RAX);
@@ -112,12 +113,14 @@ static void enter(struct dvm_je *e, const struct dvm_jplan *p, int32_t parts) {
     }
     load_bases(e);
     dvm_j_load_pinned(e);
+    dvm_j_label(e, "once a call");
     dvm_j_emit(e, J_CALL);
     gpr(e, G_MOV, J_R_ROW, ARG(m));
     if (e->b->s->mode != DVM_MODE_MAP) gpr(e, G_MOV_ST, J_R_ROW, dvm_j_frame_at(J_F_ROWS));
 }
 
 static void leave(struct dvm_je *e, const struct dvm_jplan *p) {
+    dvm_j_label(e, "exit");
     if (p->stream) {
         imm(e, G_CMP_I8, dvm_j_frame_at(J_F_STREAM), 0);
         int plain = dvm_x_jump(&e->e, X_E);
@@ -184,6 +187,7 @@ static void body(struct dvm_je *e, int units) {
 static void unit_loop(struct dvm_je *e, int units) {
     dvm_x_align(&e->e, 32);
     int top = dvm_enc_at(&e->e);
+    dvm_j_label(e, e->stream ? "columns, past the caches" : "columns");
     body(e, units);
     add_imm(e, dvm_x_reg(J_R_COL), units * e->b->width);
     gpr(e, G_CMP, J_R_COL, dvm_x_reg(X_R11));
@@ -234,6 +238,7 @@ static void tail_masks(struct dvm_je *e, bool tail_only) {
 
 /* What the unrolled loop left, a unit at a time, the last one cut. */
 static void tail_loop(struct dvm_je *e, const struct dvm_jplan *p) {
+    dvm_j_label(e, p->tail_only ? "columns, masked" : "rest of the columns, masked");
     int top = dvm_enc_at(&e->e);
     gpr(e, G_CMP, J_R_COL, dvm_x_reg(J_R_END));
     int done = dvm_x_jump(&e->e, X_GE);
@@ -291,6 +296,7 @@ static void start_scans(struct dvm_je *e) {
 }
 
 static void start_row(struct dvm_je *e) {
+    dvm_j_label(e, "once a row");
     e->unroll = 1;
     dvm_j_emit(e, J_ROW);
     start_scans(e);
@@ -305,6 +311,7 @@ static void map_rows(struct dvm_je *e, const struct dvm_jplan *p) {
     gpr(e, G_MOV, J_R_END, dvm_j_frame_at(J_F_N));
     struct cold c = columns(e, p);
     tail_loop(e, p);
+    dvm_j_label(e, "next row");
     imm(e, G_DEC, dvm_x_reg(J_R_ROW), 0);
     int out = dvm_x_jump(&e->e, X_E);
     next_row(e);
@@ -325,6 +332,7 @@ static void block(struct dvm_je *e, const struct dvm_jplan *p) {
     if (p->acc_regs) save_accs(e, units);
     e->acc_regs = false;
     tail_loop(e, p);
+    dvm_j_label(e, "end of a block");
     dvm_j_emit(e, J_END);
     add_imm(e, dvm_j_frame_at(J_F_PART), e->b->part_bytes);
 }
@@ -338,6 +346,7 @@ static void fold_rows(struct dvm_je *e, const struct dvm_jplan *p) {
     gpr(e, G_MOV, J_R_COL, dvm_x_reg(J_R_END));
     gpr(e, G_CMP, J_R_COL, dvm_j_frame_at(J_F_N));
     dvm_x_jump_back(&e->e, X_L, again);
+    dvm_j_label(e, "next row");
     imm(e, G_DEC, dvm_j_frame_at(J_F_ROWS), 0);
     int out = dvm_x_jump(&e->e, X_E);
     next_row(e);
@@ -347,6 +356,7 @@ static void fold_rows(struct dvm_je *e, const struct dvm_jplan *p) {
 
 /* All rows of a group of columns. */
 static void column_group(struct dvm_je *e, int units) {
+    dvm_j_label(e, e->masked ? "rest of the columns, masked" : "a group of columns");
     load_bases(e);
     start_accs(e, units);
     gpr(e, G_MOV, J_R_ROW, dvm_j_frame_at(J_F_ROWS));
@@ -358,6 +368,7 @@ static void column_group(struct dvm_je *e, int units) {
     imm(e, G_DEC, dvm_x_reg(J_R_ROW), 0);
     dvm_x_jump_back(&e->e, X_NE, top);
     e->unroll = units;
+    dvm_j_label(e, "end of a group");
     dvm_j_emit(e, J_END);
 }
 

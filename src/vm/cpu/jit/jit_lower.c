@@ -334,9 +334,11 @@ static bool instruction(struct dvm_jb *b, int at) {
 }
 
 static void stores(struct dvm_jb *b, int from, int to) {
-    for (int k = from; k < to; k++)
-        if (b->s->ins[k].op == DVM_BC_STORE)
-            dvm_j_store(b, b->s->ins[k].a, b->of[b->s->ins[k].b], b->bf16[b->s->ins[k].b]);
+    for (int k = from; k < to; k++) {
+        if (b->s->ins[k].op != DVM_BC_STORE) continue;
+        b->from = (uint16_t)k;
+        dvm_j_store(b, b->s->ins[k].a, b->of[b->s->ins[k].b], b->bf16[b->s->ins[k].b]);
+    }
 }
 
 static int last_load(const struct dvm_strip *s) {
@@ -349,6 +351,7 @@ static int last_load(const struct dvm_strip *s) {
 dvm_status dvm_j_lower(struct dvm_jb *b) {
     int last = last_load(b->s);
     for (int k = 0; k < b->s->nins; k++) {
+        b->from = (uint16_t)k;
         if (!instruction(b, k) && !b->failed) {
             const struct dvm_ins *i = &b->s->ins[k];
             DVM_FAIL(UNSUPPORTED, "machine code: no %s.%s", dvm_bc_name(i->op),
