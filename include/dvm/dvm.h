@@ -5,7 +5,8 @@
  *   dvm_kernel   a compiled program; any number of threads may run it at once
  *
  * Every function that can fail returns a dvm_status; dvm_error_text() then says what was wrong, where,
- * and what to do. A failing call changes nothing. Outputs of a failed run are unspecified but never
+ * and what to do. A failing call changes nothing, except that one
+ * which gives an object sets it to NULL. Outputs of a failed run are unspecified but never
  * written outside their bounds; nothing is written when the arguments are refused.
  * create/compile/parse give an object that the caller destroys; destroy takes the address of the
  * handle, sets it to NULL and accepts NULL. Pointers passed in are borrowed for the call only. */

@@ -601,7 +601,8 @@ static int emit(struct planner *p, struct sb *b, uint32_t n, const struct view *
     if (!v && b->memo[n]) return b->memo[n] - 1;
     for (uint32_t i = 0; v && i < b->vmemo.n; i++)
         if (b->vmemo.p[i].node == n && b->vmemo.p[i].v == v) return b->vmemo.p[i].value;
-    if (++p->depth > MAX_DEPTH) return stop_at(p, STOP_MAT, n);
+    bool in_memory = p->node.p[n].mat && earlier(&p->node.p[n], b->g);
+    if (++p->depth > MAX_DEPTH && !in_memory) return stop_at(p, STOP_MAT, n);
     int r = emit_new(p, b, n, v);
     p->depth--;
     if (r < 0) return -1;

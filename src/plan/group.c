@@ -360,10 +360,10 @@ static void reset(struct planner *p) {
 static dvm_status learn(struct planner *p, uint32_t user) {
     struct pnode *n = &p->node.p[p->stop_node];
     switch (p->stop) {
-    case STOP_MAT:
-        if (n->mat)
+    case STOP_MAT: /* again: users of the same kernel must read memory too */
+        if (n->mat == MAT_FAR)
             DVM_FAIL(INTERNAL, "planner cannot place %s (%%%u)", dvm_op_table[n->op].text, n->gref);
-        n->mat = MAT_NEAR;
+        n->mat = n->mat ? MAT_FAR : MAT_NEAR;
         return DVM_OK;
     case STOP_GROUP: {
         struct root *r = NULL;

@@ -446,7 +446,40 @@ static void test_random_graphs(void **unused) {
     for (uint64_t i = 0; i < count; i++) one_case(from + i);
 }
 
+/* Chains longer than one kernel may be are cut, in a graph of the kind split. */
+static void test_long_chain(void **unused) {
+    (void)unused;
+    enum { OPS = 5000, N = 37 };
+    dvm_ctx *c;
+    dvm_graph *g;
+    dvm_kernel *k;
+    dvm_val x, v, t;
+    int64_t dims[1] = {N};
+    float in[N], out[N], want[N];
+    OK(dvm_ctx_create(NULL, &c));
+    OK(dvm_graph_create(c, DVM_SPLIT, 0, &g));
+    OK(dvm_graph_load(g, DVM_F32, 1, dims, NULL, &x));
+    for (int i = 0; i < N; i++) want[i] = in[i] = (float)i;
+    v = x;
+    for (int n = 0; n < OPS; n++) {
+        OK(dvm_graph_const(g, DVM_F32, (dvm_number){.f = n % 7}, &t));
+        OK(dvm_graph_op(g, n & 1 ? DVM_OP_SUB : DVM_OP_MAX, 2, (dvm_val[]){v, t}, &v));
+        for (int i = 0; i < N; i++)
+            want[i] = n & 1 ? want[i] - (float)(n % 7) : fmaxf(want[i], (float)(n % 7));
+    }
+    OK(dvm_graph_store(g, v, NULL, NULL));
+    OK(dvm_compile(g, &k));
+    dvm_arg a = {.data = in, .dims = dims, .rank = 1, .dtype = DVM_F32};
+    dvm_arg o = {.data = out, .dims = dims, .rank = 1, .dtype = DVM_F32};
+    OK(dvm_run(k, 1, &a, 1, &o));
+    assert_memory_equal(out, want, sizeof out);
+    dvm_kernel_destroy(&k);
+    dvm_graph_destroy(&g);
+    dvm_ctx_destroy(&c);
+}
+
 int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_random_graphs)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_random_graphs),
+                                       cmocka_unit_test(test_long_chain)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -6,6 +6,7 @@ pad, the backward of slice and select), the kernel writes the parts side by side
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from typing import Any
 
@@ -149,7 +150,10 @@ def _clamped(e: Emitter, start: Any, size: Any) -> Any:
     start = _from_front(e, start, size)
     if isinstance(start, int) and isinstance(size, int):
         return min(max(start, 0), size)
-    return start
+    if isinstance(start, int) and start == 0:
+        return 0
+    # The size may be below the start at run time: x[-5:] of 3 elements begins at 0.
+    return torch.sym_max(torch.sym_min(start, size), 0)
 
 
 def _pieces(e: Emitter, x: Val, dim: int) -> list:
@@ -258,9 +262,10 @@ def pad(e: Emitter, x: Val, pads: Sequence, value: Any = 0) -> Val:
     rank, dtype = len(x.shape), x.dtype
     if any(isinstance(p, Scalar) for p in pads):
         raise Unsupported("padding known at run time only")
-    x0, shape = x, list(x.shape)
-    x = e.rounded(x)
-    x.shape = shape
+    shape = list(x.shape)
+    x = copy.copy(e.rounded(x))  # the value itself is also others' operand
+    x.shape = list(shape)
+    padded = False
     for i in range(len(pads) // 2):
         d = rank - 1 - i
         before, after = pads[2 * i], pads[2 * i + 1]
@@ -268,6 +273,7 @@ def pad(e: Emitter, x: Val, pads: Sequence, value: Any = 0) -> Val:
             start, size = max(-before, 0), shape[d] + min(before, 0) + min(after, 0)
             x = cut(e, x, d, start, size)
             shape[d] = size
+            padded = True
         parts = [x]
         for n, front in ((before, True), (after, False)):
             if n > 0:
@@ -277,7 +283,8 @@ def pad(e: Emitter, x: Val, pads: Sequence, value: Any = 0) -> Val:
             shape[d] = shape[d] + max(before, 0) + max(after, 0)
             x = concat(e, parts, d)
             x.shape = list(shape)
-    return like(e("copy", x), x) if x is x0 else x
+            padded = True
+    return x if padded else like(e("copy", x), x)
 
 
 def _between(e: Emitter, base: Val, src: Val, dim: int, start: Any, size: Any) -> Val:
@@ -309,7 +316,7 @@ def slice_scatter(
 def _moved(e: Emitter, x: Val) -> Val:
     """x in the node's dtype, rounded, ready to be joined with others."""
     shape = x.shape
-    x = e.rounded(e.cast(x, e.out.dtype))
+    x = copy.copy(e.rounded(e.cast(x, e.out.dtype)))
     x.shape = shape
     return x
 
