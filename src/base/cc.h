@@ -16,6 +16,14 @@
 #define DVM_MUST_USE __attribute__((warn_unused_result))
 #define DVM_TARGET(isa) __attribute__((target(isa)))
 #define DVM_RESTRICT __restrict__
+/* Into the second-level cache; any address will do. */
+#define DVM_PREFETCH(p) __builtin_prefetch((p), 0, 2)
+/* Before a short loop of constant length over an array that is to live in registers. */
+#if defined(__clang__)
+#define DVM_UNROLL _Pragma("unroll")
+#else
+#define DVM_UNROLL _Pragma("GCC unroll 16")
+#endif
 #else
 #error "gcc or clang is needed"
 #endif

@@ -31,13 +31,14 @@ struct dvm_k_gemm {
     int mr, nr; /* rows and columns of the micro-kernels */
 
     /* One micro-tile: c[r][j] = (first) or += the chain over k. m <= mr; n <= nr columns are wanted, up to nr are
-     * computed and written. b: one strip, rows bs elements apart. */
-    void (*f32)(int m, int n, int64_t k, const float *a, const float *b, int64_t bs, float *c,
-                int64_t ldc, bool first);
+     * computed and written. b: one strip. The lines at next, next + step, ... (one for each k) are prefetched: what
+     * the caller will pack soon; any address will do. */
+    void (*f32)(int m, int n, int64_t k, const float *a, const float *b, float *c, int64_t ldc,
+                bool first, const char *next, int64_t step);
     /* The same from pairs with the bf16 dot instruction: NULL where the level has none. Same bits as f32 as long as no
-     * denormal number and no infinity arises (gemm_pack.c proves that from the exponents). */
+     * denormal number and no infinity arises (gemm_block.c proves that from the exponents). */
     void (*bf16)(int m, int n, int64_t pairs, const uint32_t *a, const uint32_t *b, float *c,
-                 int64_t ldc, bool first);
+                 int64_t ldc, bool first, const char *next, int64_t step);
 
     /* d[i * pitch + j] = float(s[i][j]), with columns in strips of w that are `strip` floats apart. Columns up to the
      * end of the last strip become zero if pad. */

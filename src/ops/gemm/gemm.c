@@ -28,8 +28,8 @@ static bool dot_behaves(const struct dvm_k_gemm *k) {
     }
     k->unpair(af, a, 1, P);
     k->unpair(bf, b, k->nr, P);
-    k->bf16(1, k->nr, P, a, b, c, k->nr, true);
-    k->f32(1, k->nr, (int64_t)2 * P, af, bf, k->nr, d, k->nr, true);
+    k->bf16(1, k->nr, P, a, b, c, k->nr, true, (char *)a, 0);
+    k->f32(1, k->nr, (int64_t)2 * P, af, bf, d, k->nr, true, (char *)a, 0);
     return memcmp(c, d, (size_t)k->nr * 4) == 0;
 }
 
@@ -74,13 +74,55 @@ static struct gemm_room room_of(const struct dvm_gemm *g, bool pairs) {
     r.y = part(&r.total, DVM_MAX(y, lng));
     return r;
 }
-static size_t shared_room(const struct dvm_gemm *g) {
-    size_t first = g->form == DVM_GEMM_GROUPM ? (size_t)(g->ngroup + 2) * 8 : 0;
-    return (size_t)gemm_up((int64_t)first, 64);
+/* ---- sharing packed blocks: worth its two waits if a product has several tiles and enough work */
+
+enum { SHARE_WORK = 1 << 22, SHARE_A = 6 << 20, SHARE_ALL = 12 << 20 };
+
+static bool is_shared(const struct gemm_item *it, int64_t items, int threads) {
+    int64_t tiles = it->rows * it->cols;
+    return it->way == WAY_BLOCK && tiles > 1 && it->m * it->n * it->k >= SHARE_WORK &&
+           (items == 1 || tiles >= 2 * (int64_t)threads);
+}
+
+/* Sizes of one product; addresses when p is not NULL. Returns the bytes. */
+static size_t share(const struct gemm_item *it, bool pairs, char *p, struct gemm_shared *s) {
+    int64_t e = pairs ? 2 : 4, columns = it->depth;
+    *s = (struct gemm_shared){.a_size = it->tm * DVM_GEMM_KC * e,
+                              .b_size = it->tn * DVM_GEMM_KC * e};
+    int64_t a = it->rows * it->depth * s->a_size, b = columns * s->b_size, ranges = 0;
+    if (it->cols < 2 || a > SHARE_A) a = 0;
+    if (it->rows < 2 || b > SHARE_ALL - a) b = 0;
+    int64_t fit = b ? (SHARE_ALL - a) / b : it->cols, groups = gemm_over(it->cols, fit);
+    s->cols = gemm_over(it->cols, groups);
+    b *= s->cols;
+    ranges = (it->rows + s->cols) * it->depth * (int64_t)sizeof *s->ra;
+    if (p && a) s->a = p;
+    if (p && b) s->b = p + a;
+    if (p) s->ra = (struct gemm_range *)(void *)(p + a + b);
+    if (p) s->rb = s->ra + it->rows * it->depth;
+    return (size_t)gemm_up(a + b + ranges, 64);
+}
+
+/* In front of the threads' parts: first tiles of groups, then shared blocks. */
+static size_t first_room(const struct dvm_gemm *g) {
+    return g->form != DVM_GEMM_BATCH ? (size_t)gemm_up((g->ngroup + 2) * 8, 64) : 0;
+}
+static size_t shared_room(const struct dvm_gemm *g, bool pairs, int threads) {
+    int64_t items = dvm_gemm_items(g);
+    size_t most = 0;
+    for (int64_t i = 0; i < (g->form == DVM_GEMM_BATCH ? DVM_MIN(items, 1) : items); i++) {
+        struct gemm_item it = dvm_gemm_item(g, i);
+        struct gemm_shared s;
+        size_t size = is_shared(&it, items, threads) ? share(&it, pairs, NULL, &s) : 0;
+        most = DVM_MAX(most, size);
+    }
+    return most;
 }
 
 size_t dvm_gemm_scratch(const struct dvm_gemm *g, const struct dvm_gemm_isa *isa, int threads) {
-    return shared_room(g) + room_of(g, use_pairs(g, isa)).total * (size_t)threads;
+    bool pairs = use_pairs(g, isa);
+    return first_room(g) + shared_room(g, pairs, threads) +
+           room_of(g, pairs).total * (size_t)threads;
 }
 
 /* ---- tiles */
@@ -126,67 +168,108 @@ static struct gemm_item item_of(const struct gemm_run *r, int64_t *t) {
     return dvm_gemm_item(r->g, lo);
 }
 
-/* Tiles one below the other follow each other: they share columns of B. */
-static void run_tile(const struct gemm_run *r, const struct gemm_ws *ws, int thread, int64_t t) {
-    struct gemm_item it = item_of(r, &t);
-    int64_t r0 = t % it.rows * it.tm, c0 = t / it.rows * it.tn;
-    int64_t m = DVM_MIN(it.tm, it.m - r0), n = DVM_MIN(it.tn, it.n - c0);
-    if (it.way == WAY_BLOCK)
-        dvm_gemm_block_tile(r, ws, thread, &it, r0, c0, m, n);
-    else
-        dvm_gemm_stream_tile(r, ws, thread, &it, r0, c0, m, n);
-}
-
-static void run_thread(void *arg, int thread) {
-    const struct gemm_run *r = arg;
+static struct gemm_ws ws_of(const struct gemm_run *r, int thread) {
     char *p = r->ws + r->room.total * (size_t)thread;
-    struct gemm_ws ws = {.c = (float *)(void *)(p + r->room.c),
-                         .a = p + r->room.a,
-                         .b = p + r->room.b,
-                         .x = (float *)(void *)(p + r->room.x),
-                         .y = (float *)(void *)(p + r->room.y)};
-    for (;;) {
-        int64_t t = atomic_fetch_add_explicit(r->next, 1, memory_order_relaxed);
-        if (t >= r->tiles) return;
-        run_tile(r, &ws, thread, t);
+    return (struct gemm_ws){.c = (float *)(void *)(p + r->room.c),
+                            .a = p + r->room.a,
+                            .b = p + r->room.b,
+                            .x = (float *)(void *)(p + r->room.x),
+                            .y = (float *)(void *)(p + r->room.y)};
+}
+static int64_t ticket(struct gemm_run *r) {
+    return atomic_fetch_add_explicit(&r->next, 1, memory_order_relaxed);
+}
+static void run_threads(struct gemm_run *r, struct dvm_pool *pool, int64_t work,
+                        void (*body)(void *, int)) {
+    atomic_store(&r->next, 0);
+    if (work) dvm_pool_run(pool, (int)DVM_MIN(r->threads, work), body, r);
+}
+
+/* Tiles one below the other follow each other: they share columns of B. */
+static void run_tiles(void *arg, int thread) {
+    struct gemm_run *r = arg;
+    struct gemm_ws ws = ws_of(r, thread);
+    for (int64_t t; (t = ticket(r)) < r->tiles;) {
+        struct gemm_item it = item_of(r, &t);
+        if (it.way == WAY_BLOCK)
+            dvm_gemm_block_tile(r, &ws, thread, &it, NULL, t % it.rows, t / it.rows);
+        else
+            dvm_gemm_stream_tile(r, &ws, thread, &it, t % it.rows, t / it.rows);
+    }
+}
+static void run_packs(void *arg, int thread) {
+    struct gemm_run *r = arg;
+    struct gemm_ws ws = ws_of(r, thread);
+    for (int64_t t; (t = ticket(r)) < r->packs;) {
+        if (t < r->packs_a)
+            dvm_gemm_share_a(r, thread, t);
+        else
+            dvm_gemm_share_b(r, &ws, thread, t - r->packs_a);
+    }
+}
+static void run_shared_tiles(void *arg, int thread) {
+    struct gemm_run *r = arg;
+    const struct gemm_item *it = r->item;
+    struct gemm_ws ws = ws_of(r, thread);
+    int64_t cols = DVM_MIN(r->share.cols, it->cols - r->share.col0);
+    for (int64_t t; (t = ticket(r)) < it->rows * cols;)
+        dvm_gemm_block_tile(r, &ws, thread, it, &r->share, t % it->rows,
+                            r->share.col0 + t / it->rows);
+}
+
+static void run_shared(struct gemm_run *r, struct dvm_pool *pool, const struct gemm_item *it,
+                       char *p) {
+    share(it, r->pairs, p, &r->share);
+    r->item = it;
+    r->packs_a = r->share.a ? it->rows * it->depth : 0;
+    for (; r->share.col0 < it->cols; r->share.col0 += r->share.cols) {
+        int64_t cols = DVM_MIN(r->share.cols, it->cols - r->share.col0);
+        r->packs = r->packs_a + (r->share.b ? cols * it->depth : 0);
+        run_threads(r, pool, r->packs, run_packs);
+        run_threads(r, pool, it->rows * cols, run_shared_tiles);
+        r->packs_a = 0;
     }
 }
 
-static void count_tiles(struct gemm_run *r, int64_t *first) {
-    if (!first) {
-        struct gemm_item it = dvm_gemm_item(r->g, 0);
-        r->tiles = r->items * it.rows * it.cols;
-        return;
-    }
+/* Shared products one after the other; the tiles of all others in one loop. */
+static void run_all(struct gemm_run *r, struct dvm_pool *pool, int64_t *first, char *p) {
     for (int64_t i = 0; i < r->items; i++) {
         struct gemm_item it = dvm_gemm_item(r->g, i);
-        first[i] = r->tiles;
-        r->tiles += it.rows * it.cols;
+        bool shared = is_shared(&it, r->items, r->threads);
+        if (!first && !shared) {
+            r->tiles = r->items * it.rows * it.cols;
+            break;
+        }
+        if (first) first[i] = r->tiles;
+        if (shared)
+            run_shared(r, pool, &it, p);
+        else
+            r->tiles += it.rows * it.cols;
     }
-    first[r->items] = r->tiles;
+    if (first) first[r->items] = r->tiles;
     r->first = first;
+    run_threads(r, pool, r->tiles, run_tiles);
 }
 
 dvm_status dvm_gemm_run(const struct dvm_gemm *g, const struct dvm_gemm_isa *isa,
                         struct dvm_pool *pool, const struct dvm_mem *mem, void *scratch) {
     DVM_TRY(dvm_gemm_check(g));
-    _Atomic int64_t next = 0;
+    int threads = pool ? dvm_pool_size(pool) : 1;
     bool pairs = use_pairs(g, isa);
     struct gemm_run r = {.g = g,
                          .k = isa->k,
                          .pairs = pairs,
+                         .threads = threads,
                          .room = room_of(g, pairs),
-                         .items = dvm_gemm_items(g),
-                         .next = &next};
+                         .items = dvm_gemm_items(g)};
     if (r.items == 0 || g->m == 0 || g->n == 0) return DVM_OK;
-    int threads = pool ? dvm_pool_size(pool) : 1;
     size_t got = 0;
     char *ws = scratch;
     if (!ws) ws = dvm_pool_take(pool, mem, dvm_gemm_scratch(g, isa, threads), &got);
     if (!ws) return DVM_ERR_NOMEM;
-    r.ws = ws + shared_room(g);
-    count_tiles(&r, g->form == DVM_GEMM_GROUPM ? (int64_t *)(void *)ws : NULL);
-    dvm_pool_run(pool, (int)DVM_MIN(threads, r.tiles), run_thread, &r);
+    char *shared = ws + first_room(g);
+    r.ws = shared + shared_room(g, pairs, threads);
+    run_all(&r, pool, g->form == DVM_GEMM_BATCH ? NULL : (int64_t *)(void *)ws, shared);
     if (!scratch) dvm_pool_give(pool, mem, ws, got);
     return DVM_OK;
 }

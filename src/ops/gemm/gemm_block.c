@@ -1,118 +1,191 @@
-/* A tile by packing: for each block of K, A and B of the tile are brought into the kernels' formats in the thread's
- * own cache and multiplied. */
+/* A tile by packing: for each block of K, A and B are brought into the kernels' formats and multiplied. Packed blocks
+ * are shared by all tiles that read them or, where that does not pay, made in the thread's own cache. While a block is
+ * multiplied the kernels prefetch the next one, a line for each k. */
 #include "ops/gemm/gemm_int.h"
+
+enum { KC = DVM_GEMM_KC };
 
 /* bf16 pairs go through the dot instruction, which flushes denormals, only if none can arise. With the exponent fields
  * at least la and lb, every product, hence every sum, is a multiple of 2^(la - 134) 2^(lb - 134): normal or zero if
- * la + lb >= 142. With fields at most ha and hb no product reaches 2^127 if ha + hb <= 379; 255 is infinity or NaN. */
-static bool dot_is_exact(int la, int ha, int lb, int hb) {
-    return la > 0 && lb > 0 && ha < 255 && hb < 255 && la + lb >= 142 && ha + hb <= 379;
+ * la + lb >= 142. With fields at most ha and hb no product reaches 2^128 if ha + hb <= 379; 255 is infinity or NaN. */
+static bool dot_is_exact(struct gemm_range a, struct gemm_range b) {
+    return a.lo > 0 && b.lo > 0 && a.hi < 255 && b.hi < 255 && a.lo + b.lo >= 142 &&
+           a.hi + b.hi <= 379;
 }
 
-struct block {
-    int64_t m, n, kc;
+/* ---- what to prefetch: lines of `rows` rows, rs bytes apart; a call of a kernel takes as many rows as it has k */
+
+struct ahead {
+    const char *p;
+    int64_t rs, rows, lines, row, line;
+};
+static struct ahead ahead_of(const char *p, int64_t rs, int64_t rows, int64_t bytes) {
+    return (struct ahead){p, rs, rows, gemm_over(bytes, 64), 0, 0};
+}
+static const char *take(struct ahead *h, int64_t k, int64_t *step) {
+    *step = 0;
+    if (h->line >= h->lines) return h->p;
+    const char *p = h->p + h->row * h->rs + h->line * 64;
+    *step = h->rs;
+    h->row += k;
+    if (h->row >= h->rows) h->row = 0, h->line++;
+    return p;
+}
+
+/* ---- one block of K of one tile */
+
+struct step {
+    int64_t r0, c0, k0, m, n, kc;
+    bool pairs;
     int64_t strip; /* words from one strip of packed B to the next */
+    const void *a, *b;
+    struct gemm_range ra, rb;
+    struct ahead next;
     float *c;
     int64_t ldc;
-    bool first;
 };
 
 /* Heights as even as they can be: 16 rows are 8 + 8, not 12 + 4. */
-static int64_t panel(int64_t m, int64_t mr) {
-    int64_t panels = (m + mr - 1) / mr;
-    return (m + panels - 1) / panels;
-}
+static int64_t panel(int64_t m, int64_t mr) { return gemm_over(m, gemm_over(m, mr)); }
 
-static void multiply_f32(const struct dvm_k_gemm *k, const struct block *t, const float *a,
-                         const float *b) {
-    int64_t h = panel(t->m, k->mr);
+static void multiply_f32(const struct dvm_k_gemm *k, struct step *t) {
+    int64_t h = panel(t->m, k->mr), jump;
+    const float *a = t->a, *b = t->b;
     for (int64_t i = 0; i < t->m; i += h)
-        for (int64_t j = 0; j < t->n; j += k->nr)
-            k->f32((int)DVM_MIN(h, t->m - i), (int)DVM_MIN(k->nr, t->n - j), t->kc,
-                   a + i * DVM_GEMM_KC, b + j / k->nr * t->strip, k->nr, t->c + i * t->ldc + j,
-                   t->ldc, t->first);
+        for (int64_t j = 0; j < t->n; j += k->nr) {
+            const char *next = take(&t->next, t->kc, &jump);
+            k->f32((int)DVM_MIN(h, t->m - i), (int)DVM_MIN(k->nr, t->n - j), t->kc, a + i * KC,
+                   b + j / k->nr * t->strip, t->c + i * t->ldc + j, t->ldc, t->k0 == 0, next, jump);
+        }
 }
-static void multiply_pairs(const struct dvm_k_gemm *k, const struct block *t, const uint32_t *a,
-                           const uint32_t *b) {
-    int64_t h = panel(t->m, k->mr), pairs = (t->kc + 1) / 2;
+static void multiply_pairs(const struct dvm_k_gemm *k, struct step *t) {
+    int64_t h = panel(t->m, k->mr), pairs = gemm_over(t->kc, 2), jump;
+    const uint32_t *a = t->a, *b = t->b;
     for (int64_t i = 0; i < t->m; i += h)
-        for (int64_t j = 0; j < t->n; j += k->nr)
+        for (int64_t j = 0; j < t->n; j += k->nr) {
+            const char *next = take(&t->next, pairs, &jump);
             k->bf16((int)DVM_MIN(h, t->m - i), (int)DVM_MIN(k->nr, t->n - j), pairs,
-                    a + i * (DVM_GEMM_KC / 2), b + j / k->nr * t->strip, t->c + i * t->ldc + j,
-                    t->ldc, t->first);
+                    a + i * (KC / 2), b + j / k->nr * t->strip, t->c + i * t->ldc + j, t->ldc,
+                    t->k0 == 0, next, jump);
+        }
 }
-
-/* ---- blocks of the operands: rows r0.., k0..; k0.., columns c0.. */
-
-static struct dvm_k_block a_block(const struct dvm_gemm *g, const struct gemm_item *it, int64_t r0,
-                                  int64_t k0, const struct block *t) {
-    return (struct dvm_k_block){
-        it->a + r0 * g->a.rs + k0 * g->a.cs, g->a.rs, g->a.cs, t->m, t->kc, g->a.t};
-}
-static struct dvm_k_block b_block(const struct dvm_gemm *g, const struct gemm_item *it, int64_t k0,
-                                  int64_t c0, const struct block *t) {
-    return (struct dvm_k_block){
-        it->b + k0 * g->b.rs + c0 * g->b.cs, g->b.rs, g->b.cs, t->kc, t->n, g->b.t};
-}
-
-static void f32_step(const struct gemm_run *r, const struct gemm_ws *ws, int thread,
-                     const struct gemm_item *it, int64_t r0, int64_t c0, int64_t k0,
-                     const struct block *t) {
-    const struct dvm_gemm *g = r->g;
-    int64_t nr = r->k->nr;
-    struct dvm_k_block a = a_block(g, it, r0, k0, t), b = b_block(g, it, k0, c0, t);
-    if (g->pack_a)
-        g->pack_a(g->ctx, thread, it->batch, it->ma + r0, it->ka + k0, t->m, t->kc, ws->a,
-                  DVM_GEMM_KC);
-    else
-        r->k->rows(ws->a, DVM_GEMM_KC, DVM_GEMM_KC, 0, false, &a);
-    if (g->pack_b) {
-        g->pack_b(g->ctx, thread, it->batch, it->kb + k0, c0, t->kc, t->n, ws->x, DVM_GEMM_TN);
-        b = (struct dvm_k_block){(char *)ws->x, DVM_GEMM_TN * 4, 4, t->kc, t->n, DVM_F32};
-    }
-    r->k->rows(ws->b, nr, nr, t->strip, true, &b);
-    multiply_f32(r->k, t, ws->a, ws->b);
-}
-
-static void pairs_step(const struct gemm_run *r, const struct gemm_ws *ws,
-                       const struct gemm_item *it, int64_t r0, int64_t c0, int64_t k0,
-                       const struct block *t) {
-    const struct dvm_k_gemm *k = r->k;
-    int64_t pairs = (t->kc + 1) / 2, strips = (t->n + k->nr - 1) / k->nr;
-    struct dvm_k_block a = a_block(r->g, it, r0, k0, t), b = b_block(r->g, it, k0, c0, t);
-    int la = 255, ha = 0, lb, hb;
-    k->col_pairs(ws->a, DVM_GEMM_KC / 2, &a);
-    k->row_pairs(ws->b, k->nr, t->strip, &b);
-    for (int64_t i = 0; i < t->m; i++) {
-        int lo, hi;
-        k->exponents((uint32_t *)ws->a + i * (DVM_GEMM_KC / 2), pairs, &lo, &hi);
-        la = DVM_MIN(la, lo);
-        ha = DVM_MAX(ha, hi);
-    }
-    k->exponents(ws->b, strips * k->nr * pairs, &lb, &hb);
-    if (dot_is_exact(la, ha, lb, hb)) {
-        multiply_pairs(k, t, ws->a, ws->b);
-        return;
-    }
+/* Pairs whose exponents reach too far: as floats. */
+static void multiply_wide(const struct dvm_k_gemm *k, const struct gemm_ws *ws, struct step *t) {
+    int64_t pairs = gemm_over(t->kc, 2);
     for (int64_t i = 0; i < t->m; i++)
-        k->unpair(ws->x + i * DVM_GEMM_KC, (uint32_t *)ws->a + i * (DVM_GEMM_KC / 2), 1, pairs);
-    struct block f = *t;
-    f.strip = 2 * t->strip;
-    k->unpair(ws->y, ws->b, k->nr, strips * pairs);
-    multiply_f32(k, &f, ws->x, ws->y);
+        k->unpair(ws->x + i * KC, (const uint32_t *)t->a + i * (KC / 2), 1, pairs);
+    k->unpair(ws->y, t->b, k->nr, gemm_over(t->n, k->nr) * pairs);
+    t->a = ws->x;
+    t->b = ws->y;
+    t->strip *= 2;
+    multiply_f32(k, t);
+}
+
+/* ---- packing */
+
+static struct step step_of(const struct gemm_run *r, const struct gemm_item *it, int64_t tr,
+                           int64_t tc, int64_t kb) {
+    struct step t = {.r0 = tr * it->tm, .c0 = tc * it->tn, .k0 = kb * KC, .pairs = r->pairs};
+    t.m = DVM_MIN(it->tm, it->m - t.r0);
+    t.n = DVM_MIN(it->tn, it->n - t.c0);
+    t.kc = DVM_MIN(KC, it->k - t.k0);
+    t.strip = r->k->nr * (r->pairs ? gemm_over(t.kc, 2) : t.kc);
+    return t;
+}
+
+static struct gemm_range pack_a(const struct gemm_run *r, int thread, const struct gemm_item *it,
+                                const struct step *t, void *d) {
+    const struct dvm_gemm *g = r->g;
+    struct dvm_k_block s = {
+        gemm_at(it->a, t->r0 * g->a.rs + t->k0 * g->a.cs), g->a.rs, g->a.cs, t->m, t->kc, g->a.t};
+    int lo = 255, hi = 0;
+    if (g->pack_a) {
+        g->pack_a(g->ctx, thread, it->batch, it->ma + t->r0, it->ka + t->k0, t->m, t->kc, d, KC);
+    } else if (!t->pairs) {
+        r->k->rows(d, KC, KC, 0, false, &s);
+    } else {
+        r->k->col_pairs(d, KC / 2, &s);
+        for (int64_t i = 0; i < t->m; i++) {
+            int l, h;
+            r->k->exponents((uint32_t *)d + i * (KC / 2), gemm_over(t->kc, 2), &l, &h);
+            lo = DVM_MIN(lo, l);
+            hi = DVM_MAX(hi, h);
+        }
+    }
+    return (struct gemm_range){(uint8_t)lo, (uint8_t)hi};
+}
+
+static struct gemm_range pack_b(const struct gemm_run *r, float *stage, int thread,
+                                const struct gemm_item *it, const struct step *t, void *d) {
+    const struct dvm_gemm *g = r->g;
+    struct dvm_k_block s = {
+        gemm_at(it->b, t->k0 * g->b.rs + t->c0 * g->b.cs), g->b.rs, g->b.cs, t->kc, t->n, g->b.t};
+    int lo = 255, hi = 0;
+    if (g->pack_b) {
+        g->pack_b(g->ctx, thread, it->batch, it->kb + t->k0, t->c0, t->kc, t->n, stage,
+                  DVM_GEMM_TN);
+        s = (struct dvm_k_block){(char *)stage, DVM_GEMM_TN * 4, 4, t->kc, t->n, DVM_F32};
+    }
+    if (t->pairs) {
+        r->k->row_pairs(d, r->k->nr, t->strip, &s);
+        r->k->exponents(d, gemm_over(t->n, r->k->nr) * t->strip, &lo, &hi);
+    } else {
+        r->k->rows(d, r->k->nr, r->k->nr, t->strip, true, &s);
+    }
+    return (struct gemm_range){(uint8_t)lo, (uint8_t)hi};
+}
+
+void dvm_gemm_share_a(const struct gemm_run *r, int thread, int64_t i) {
+    const struct gemm_shared *s = &r->share;
+    struct step t = step_of(r, r->item, i / r->item->depth, 0, i % r->item->depth);
+    s->ra[i] = pack_a(r, thread, r->item, &t, s->a + i * s->a_size);
+}
+void dvm_gemm_share_b(const struct gemm_run *r, const struct gemm_ws *ws, int thread, int64_t i) {
+    const struct gemm_shared *s = &r->share;
+    struct step t = step_of(r, r->item, 0, s->col0 + i / r->item->depth, i % r->item->depth);
+    s->rb[i] = pack_b(r, ws->x, thread, r->item, &t, s->b + i * s->b_size);
+}
+
+/* ---- a tile */
+
+/* The block of B that this thread will need after this one. */
+static struct ahead next_b(const struct gemm_run *r, const struct gemm_item *it,
+                           const struct gemm_shared *s, const struct step *t, int64_t block) {
+    const struct dvm_gemm *g = r->g;
+    int64_t k0 = t->k0 + KC, c0 = t->c0;
+    if (s && s->b) {
+        int64_t i = k0 < it->k ? block + 1 : block + 1 - it->depth; /* the tile below starts over */
+        return ahead_of(s->b + i * s->b_size, 64, gemm_over(s->b_size, 64), 64);
+    }
+    if (k0 >= it->k) k0 = 0, c0 += it->tn * r->threads;
+    if (g->pack_b || c0 >= it->n) return ahead_of(t->b, 0, 0, 0);
+    const char *p = it->b + k0 * g->b.rs + c0 * g->b.cs;
+    int64_t e = gemm_size(g->b.t), n = DVM_MIN(it->tn, it->n - c0), k = DVM_MIN(KC, it->k - k0);
+    if (g->b.cs == e) return ahead_of(p, g->b.rs, k, n * e);
+    if (g->b.rs == e) return ahead_of(p, g->b.cs, n, k * e);
+    return ahead_of(t->b, 0, 0, 0);
 }
 
 void dvm_gemm_block_tile(const struct gemm_run *r, const struct gemm_ws *ws, int thread,
-                         const struct gemm_item *it, int64_t r0, int64_t c0, int64_t m, int64_t n) {
-    struct block t = {.m = m, .n = n, .c = ws->c, .ldc = gemm_up(n, DVM_GEMM_MAX_NR)};
-    for (int64_t k0 = 0; k0 < it->k; k0 += DVM_GEMM_KC) {
-        t.kc = DVM_MIN(it->k - k0, DVM_GEMM_KC);
-        t.strip = r->k->nr * (r->pairs ? (t.kc + 1) / 2 : t.kc);
-        t.first = k0 == 0;
-        if (r->pairs)
-            pairs_step(r, ws, it, r0, c0, k0, &t);
+                         const struct gemm_item *it, const struct gemm_shared *s, int64_t tr,
+                         int64_t tc) {
+    struct step t = step_of(r, it, tr, tc, 0);
+    for (int64_t kb = 0; kb < it->depth; kb++) {
+        t = step_of(r, it, tr, tc, kb);
+        int64_t ia = tr * it->depth + kb, ib = s ? (tc - s->col0) * it->depth + kb : 0;
+        t.c = ws->c;
+        t.ldc = gemm_up(t.n, DVM_GEMM_MAX_NR);
+        t.a = s && s->a ? s->a + ia * s->a_size : ws->a;
+        t.b = s && s->b ? s->b + ib * s->b_size : ws->b;
+        t.ra = s && s->a ? s->ra[ia] : pack_a(r, thread, it, &t, ws->a);
+        t.rb = s && s->b ? s->rb[ib] : pack_b(r, ws->x, thread, it, &t, ws->b);
+        t.next = next_b(r, it, s, &t, ib);
+        if (!r->pairs)
+            multiply_f32(r->k, &t);
+        else if (dot_is_exact(t.ra, t.rb))
+            multiply_pairs(r->k, &t);
         else
-            f32_step(r, ws, thread, it, r0, c0, k0, &t);
+            multiply_wide(r->k, ws, &t);
     }
-    dvm_gemm_finish(r, thread, it, r0, c0, m, n, ws->c, t.ldc);
+    dvm_gemm_finish(r, thread, it, t.r0, t.c0, t.m, t.n, ws->c, gemm_up(t.n, DVM_GEMM_MAX_NR));
 }

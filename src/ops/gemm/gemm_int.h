@@ -1,5 +1,5 @@
-/* Between the files of this folder. gemm.c: arguments and the parallel loop over tiles; gemm_block.c: a tile by packing;
- * gemm_stream.c: a tile of few rows or few columns; gemm_ref.c: the meaning. */
+/* Between the files of this folder. gemm.c: the run, its scratch and threads; gemm_shape.c: arguments, products, tiles;
+ * gemm_block.c: a tile by packing; gemm_stream.c: a tile of few rows or few columns; gemm_ref.c: the meaning. */
 #ifndef DVM_OPS_GEMM_GEMM_INT_H
 #define DVM_OPS_GEMM_GEMM_INT_H
 #include "ops/gemm/gemm.h"
@@ -18,9 +18,22 @@ struct gemm_item {
     int64_t ka, ma, kb;  /* first k of A, row of A, k of B: what a prologue is told */
     enum gemm_way way;
     int64_t tm, tn, rows, cols; /* tile size, tiles */
+    int64_t depth;              /* blocks of K */
 };
 
-/* Scratch of one thread; sizes in bytes, parts 64-byte aligned. */
+/* Packed blocks that all threads read. A: rows x depth blocks of tm x KC; B: the columns of tiles from col0 on, depth
+ * blocks of KC x tn each. a or b NULL: every tile packs its own. */
+struct gemm_range {
+    uint8_t lo, hi; /* exponents in a block of pairs */
+};
+struct gemm_shared {
+    char *a, *b;
+    struct gemm_range *ra, *rb;
+    int64_t a_size, b_size; /* bytes of a block */
+    int64_t col0, cols;
+};
+
+/* Scratch of one thread: offsets in bytes. */
 struct gemm_room {
     size_t c, a, b, x, y; /* sums; packed A; packed B; staging (two) */
     size_t total;
@@ -35,21 +48,31 @@ struct gemm_run {
     const struct dvm_gemm *g;
     const struct dvm_k_gemm *k;
     bool pairs; /* both operands are bf16 in memory and the dot instruction is there */
+    int threads;
     struct gemm_room room;
-    char *ws;
-    const int64_t *first; /* GROUPM: first tile of each item */
+    char *ws; /* of the threads */
+    /* A loop over tiles of all items that are not shared ... */
+    const int64_t *first; /* groups: first tile of each item */
     int64_t items, tiles;
-    _Atomic int64_t *next;
+    /* ... or over one item that is */
+    const struct gemm_item *item;
+    struct gemm_shared share;
+    int64_t packs_a, packs; /* blocks to pack: of A, in all */
+    _Atomic int64_t next;
 };
 
 int64_t dvm_gemm_items(const struct dvm_gemm *g);
 struct gemm_item dvm_gemm_item(const struct dvm_gemm *g, int64_t i);
 
-/* One tile: rows r0.., columns c0.. of the item, m x n; leaves it to dvm_gemm_finish. */
+/* Tile (tr, tc) of the item; leaves it to dvm_gemm_finish. s may be NULL. */
 void dvm_gemm_block_tile(const struct gemm_run *r, const struct gemm_ws *ws, int thread,
-                         const struct gemm_item *it, int64_t r0, int64_t c0, int64_t m, int64_t n);
+                         const struct gemm_item *it, const struct gemm_shared *s, int64_t tr,
+                         int64_t tc);
 void dvm_gemm_stream_tile(const struct gemm_run *r, const struct gemm_ws *ws, int thread,
-                          const struct gemm_item *it, int64_t r0, int64_t c0, int64_t m, int64_t n);
+                          const struct gemm_item *it, int64_t tr, int64_t tc);
+/* Packs shared block number i of A, i of B. */
+void dvm_gemm_share_a(const struct gemm_run *r, int thread, int64_t i);
+void dvm_gemm_share_b(const struct gemm_run *r, const struct gemm_ws *ws, int thread, int64_t i);
 /* Epilogue or store. */
 void dvm_gemm_finish(const struct gemm_run *r, int thread, const struct gemm_item *it, int64_t r0,
                      int64_t c0, int64_t m, int64_t n, float *tile, int64_t ld);
@@ -64,9 +87,12 @@ DVM_INLINE int64_t gemm_batch_at(const struct dvm_gemm *g, const int64_t *bs, in
     }
     return at;
 }
+/* Operands that a prologue makes have no address. */
+DVM_INLINE const char *gemm_at(const char *p, int64_t offset) { return p ? p + offset : p; }
 DVM_INLINE bool gemm_all_bf16(const struct dvm_gemm *g) {
     return !g->pack_a && !g->pack_b && g->a.t == DVM_BF16 && g->b.t == DVM_BF16;
 }
 DVM_INLINE int64_t gemm_size(dvm_dtype t) { return t == DVM_F32 ? 4 : 2; }
-DVM_INLINE int64_t gemm_up(int64_t n, int64_t step) { return (n + step - 1) / step * step; }
+DVM_INLINE int64_t gemm_over(int64_t n, int64_t step) { return (n + step - 1) / step; }
+DVM_INLINE int64_t gemm_up(int64_t n, int64_t step) { return gemm_over(n, step) * step; }
 #endif

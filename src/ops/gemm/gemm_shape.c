@@ -57,13 +57,13 @@ int64_t dvm_gemm_items(const struct dvm_gemm *g) {
 /* ---- products */
 
 static void place_batch(const struct dvm_gemm *g, int64_t i, struct gemm_item *it) {
-    it->a += gemm_batch_at(g, g->a.bs, i);
-    it->b += gemm_batch_at(g, g->b.bs, i);
+    it->a = gemm_at(it->a, gemm_batch_at(g, g->a.bs, i));
+    it->b = gemm_at(it->b, gemm_batch_at(g, g->b.bs, i));
 }
 static void place_groupm(const struct dvm_gemm *g, int64_t i, struct gemm_item *it) {
     int64_t lo = i ? g->ends[i - 1] : 0, hi = i < g->ngroup ? g->ends[i] : g->m;
-    it->a += lo * g->a.rs;
-    it->b += i * g->b.bs[0];
+    it->a = gemm_at(it->a, lo * g->a.rs);
+    it->b = gemm_at(it->b, i * g->b.bs[0]);
     it->m = hi - lo;
     it->ma = it->row0 = lo;
     if (i == g->ngroup) {
@@ -73,8 +73,8 @@ static void place_groupm(const struct dvm_gemm *g, int64_t i, struct gemm_item *
 }
 static void place_groupk(const struct dvm_gemm *g, int64_t i, struct gemm_item *it) {
     int64_t lo = i ? g->ends[i - 1] : 0;
-    it->a += lo * g->a.cs;
-    it->b += lo * g->b.rs;
+    it->a = gemm_at(it->a, lo * g->a.cs);
+    it->b = gemm_at(it->b, lo * g->b.rs);
     it->k = g->ends[i] - lo;
     it->ka = it->kb = lo;
 }
@@ -96,12 +96,35 @@ static int64_t stream_width(int64_t n) {
     return DVM_MAX(DVM_MIN(w, DVM_GEMM_TN_MAX), 128);
 }
 
+static void count(struct gemm_item *it) {
+    it->rows = gemm_over(it->m, it->tm);
+    it->cols = gemm_over(it->n, it->tn);
+}
+/* Even tiles; smaller ones, to occupy more threads, while each is still well worth a thread's attention. Columns are
+ * cut first: tiles beside each other have no part of B in common. */
+static void cut_block(struct gemm_item *it) {
+    enum { UNIT_M = 12, UNIT_N = 64, WORK = 1 << 21, WANTED = 8 };
+    int64_t m = DVM_MAX(it->m, 1), n = DVM_MAX(it->n, 1);
+    int64_t rows = gemm_over(m, DVM_GEMM_TM), cols = gemm_over(n, DVM_GEMM_TN);
+    for (;;) {
+        it->tm = gemm_up(gemm_over(m, rows), UNIT_M);
+        it->tn = gemm_up(gemm_over(n, cols), UNIT_N);
+        if (rows * cols >= WANTED || it->tm * it->tn < 2 * WORK / DVM_MAX(it->k, 1)) break;
+        if (it->tn > UNIT_N)
+            cols *= 2;
+        else if (it->tm > 4 * UNIT_M)
+            rows *= 2;
+        else
+            break;
+    }
+}
 static void cut(const struct dvm_gemm *g, struct gemm_item *it) {
     it->way = way_of(g, it);
     it->tm = it->way == WAY_STREAM_SWAP ? stream_width(it->m) : DVM_GEMM_TM;
     it->tn = it->way == WAY_STREAM ? stream_width(it->n) : DVM_GEMM_TN;
-    it->rows = (it->m + it->tm - 1) / it->tm;
-    it->cols = (it->n + it->tn - 1) / it->tn;
+    it->depth = gemm_over(it->k, DVM_GEMM_KC);
+    if (it->way == WAY_BLOCK) cut_block(it);
+    count(it);
 }
 
 struct gemm_item dvm_gemm_item(const struct dvm_gemm *g, int64_t i) {

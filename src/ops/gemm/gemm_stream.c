@@ -10,7 +10,7 @@ struct view {
 
 static struct view view_of(const struct dvm_gemm *g, const struct gemm_item *it, int64_t r0,
                            int64_t c0, int64_t m, int64_t n) {
-    const char *a = it->a + r0 * g->a.rs, *b = it->b + c0 * g->b.cs;
+    const char *a = gemm_at(it->a, r0 * g->a.rs), *b = gemm_at(it->b, c0 * g->b.cs);
     if (it->way == WAY_STREAM)
         return (struct view){{a, g->a.rs, g->a.cs, m, it->k, g->a.t},
                              {b, g->b.rs, g->b.cs, it->k, n, g->b.t},
@@ -25,7 +25,7 @@ static void pack_small(const struct gemm_run *r, const struct gemm_ws *ws, int t
                        int64_t k0, int64_t kc) {
     const struct dvm_gemm *g = r->g;
     struct dvm_k_block s = v->s;
-    s.p += k0 * s.cs;
+    s.p = gemm_at(s.p, k0 * s.cs);
     s.cols = kc;
     if (!v->swap && g->pack_a) {
         g->pack_a(g->ctx, thread, it->batch, it->ma + r0, it->ka + k0, s.rows, kc, ws->a,
@@ -39,20 +39,35 @@ static void pack_small(const struct gemm_run *r, const struct gemm_ws *ws, int t
     r->k->rows(ws->a, DVM_GEMM_KC, DVM_GEMM_KC, 0, false, &s);
 }
 
+/* Columns of T that are contiguous in memory are read to their end, some at a time; rows all at once. */
+enum { COLUMNS = 64 };
+
+static void stream(const struct gemm_run *r, const struct gemm_ws *ws, int thread,
+                   const struct gemm_item *it, const struct view *v, int64_t r0, int64_t c0,
+                   struct dvm_k_block t, float *c, int64_t ldc) {
+    int few = (int)v->s.rows;
+    for (int64_t k0 = 0; k0 < it->k; k0 += DVM_GEMM_KC, t.p += DVM_GEMM_KC * t.rs) {
+        t.rows = DVM_MIN(it->k - k0, DVM_GEMM_KC);
+        pack_small(r, ws, thread, it, v, r0, c0, k0, t.rows);
+        if (t.cs == gemm_size(t.t))
+            r->k->stream_n1(few, ws->a, &t, c, ldc, ws->y, k0 == 0);
+        else
+            r->k->stream_k1(few, ws->a, &t, c, ldc, k0 == 0);
+    }
+}
+
 void dvm_gemm_stream_tile(const struct gemm_run *r, const struct gemm_ws *ws, int thread,
-                          const struct gemm_item *it, int64_t r0, int64_t c0, int64_t m,
-                          int64_t n) {
+                          const struct gemm_item *it, int64_t tr, int64_t tc) {
+    int64_t r0 = tr * it->tm, c0 = tc * it->tn;
+    int64_t m = DVM_MIN(it->tm, it->m - r0), n = DVM_MIN(it->tn, it->n - c0);
     struct view v = view_of(r->g, it, r0, c0, m, n);
     int64_t few = v.s.rows, ldc = gemm_up(v.t.cols, DVM_GEMM_MAX_NR);
-    for (int64_t k0 = 0; k0 < it->k; k0 += DVM_GEMM_KC) {
+    int64_t width = v.t.cs == gemm_size(v.t.t) ? v.t.cols : COLUMNS;
+    for (int64_t j = 0; j < v.t.cols; j += width) {
         struct dvm_k_block t = v.t;
-        t.p += k0 * t.rs;
-        t.rows = DVM_MIN(it->k - k0, DVM_GEMM_KC);
-        pack_small(r, ws, thread, it, &v, r0, c0, k0, t.rows);
-        if (t.cs == gemm_size(t.t))
-            r->k->stream_n1((int)few, ws->a, &t, ws->c, ldc, ws->y, k0 == 0);
-        else
-            r->k->stream_k1((int)few, ws->a, &t, ws->c, ldc, k0 == 0);
+        t.p += j * t.cs;
+        t.cols = DVM_MIN(width, t.cols - j);
+        stream(r, ws, thread, it, &v, r0, c0, t, ws->c + j, ldc);
     }
     if (v.swap && it->k > 0) {
         r->k->transpose((uint32_t *)ws->x, few, (uint32_t *)ws->c, ldc, few, m);

@@ -26,6 +26,10 @@ typedef __m512i vu;
 #define vf_store(p, v) _mm512_storeu_ps(p, v)
 #define vf_add(a, b) _mm512_add_ps(a, b)
 #define vf_fma(a, b, c) _mm512_fmadd_ps(a, b, c)
+#define vu_of(f) _mm512_castps_si512(f)
+#define vf_of(u) _mm512_castsi512_ps(u)
+#define vu_high(u) _mm512_and_si512(u, _mm512_set1_epi32((int)0xffff0000))
+#define vu_low(u) _mm512_slli_epi32(u, 16)
 #define vu_load(p) _mm512_loadu_si512(p)
 #define vu_store(p, v) _mm512_storeu_si512(p, v)
 DVM_INLINE vf vf_load_bf16(const uint16_t *p) {
@@ -46,6 +50,10 @@ typedef __m256i vu;
 #define vf_store(p, v) _mm256_storeu_ps(p, v)
 #define vf_add(a, b) _mm256_add_ps(a, b)
 #define vf_fma(a, b, c) _mm256_fmadd_ps(a, b, c)
+#define vu_of(f) _mm256_castps_si256(f)
+#define vf_of(u) _mm256_castsi256_ps(u)
+#define vu_high(u) _mm256_and_si256(u, _mm256_set1_epi32((int)0xffff0000))
+#define vu_low(u) _mm256_slli_epi32(u, 16)
 #define vu_load(p) _mm256_loadu_si256((const __m256i *)(const void *)(p))
 #define vu_store(p, v) _mm256_storeu_si256((__m256i *)(void *)(p), v)
 DVM_INLINE vf vf_load_bf16(const uint16_t *p) {
@@ -66,6 +74,10 @@ typedef uint32x4_t vu;
 #define vf_store(p, v) vst1q_f32(p, v)
 #define vf_add(a, b) vaddq_f32(a, b)
 #define vf_fma(a, b, c) vfmaq_f32(c, a, b)
+#define vu_of(f) vreinterpretq_u32_f32(f)
+#define vf_of(u) vreinterpretq_f32_u32(u)
+#define vu_high(u) vandq_u32(u, vdupq_n_u32(0xffff0000))
+#define vu_low(u) vshlq_n_u32(u, 16)
 #define vu_load(p) vld1q_u32(p)
 #define vu_store(p, v) vst1q_u32(p, v)
 DVM_INLINE vf vf_load_bf16(const uint16_t *p) {
@@ -77,12 +89,19 @@ DVM_INLINE vf vf_load_f16(const uint16_t *p) {
 #else
 enum { W = 1, MR = 4, NV = 4 };
 typedef float vf;
+typedef uint32_t vu;
 #define vf_zero() 0.0f
 #define vf_set1(x) (x)
 #define vf_load(p) (*(p))
 #define vf_store(p, v) (*(p) = (v))
 #define vf_add(a, b) ((a) + (b))
 #define vf_fma(a, b, c) xc_fma(a, b, c)
+#define vu_of(f) dvm_f32_bits(f)
+#define vf_of(u) dvm_bits_f32(u)
+#define vu_high(u) ((u) & 0xffff0000)
+#define vu_low(u) ((u) << 16)
+#define vu_load(p) (*(p))
+#define vu_store(p, v) (*(p) = (v))
 #define vf_load_bf16(p) dvm_bf16_to_f32(*(p))
 #define vf_load_f16(p) dvm_f16_to_f32(*(p))
 #endif
@@ -123,24 +142,44 @@ DVM_INLINE void vf_store_part(float *p, vf v, int64_t n) {
 
 /* ---- register tiles */
 
-/* m and nv are constants wherever this is inlined. */
+/* m and nv are constants wherever this is inlined. One line of what comes next is prefetched for each k. */
 DVM_INLINE void tile_out(const int m, const int nv, vf acc[MR][NV], float *c, int64_t ldc,
                          bool first) {
-    for (int r = 0; r < m; r++, c += ldc)
-        for (int v = 0; v < nv; v++)
-            vf_store(c + v * W, first ? acc[r][v] : vf_add(vf_load(c + v * W), acc[r][v]));
+    if (first) {
+        DVM_UNROLL
+        for (int r = 0; r < m; r++) {
+            DVM_UNROLL
+            for (int v = 0; v < nv; v++) vf_store(c + r * ldc + v * W, acc[r][v]);
+        }
+    } else {
+        DVM_UNROLL
+        for (int r = 0; r < m; r++) {
+            DVM_UNROLL
+            for (int v = 0; v < nv; v++) {
+                float *at = c + r * ldc + v * W;
+                vf_store(at, vf_add(vf_load(at), acc[r][v]));
+            }
+        }
+    }
 }
 
 DVM_INLINE void tile_f32(const int m, const int nv, int64_t k, const float *a, const float *b,
-                         int64_t bs, float *c, int64_t ldc, bool first) {
+                         float *c, int64_t ldc, bool first, const char *next, int64_t step) {
     vf acc[MR][NV];
-    for (int r = 0; r < m; r++)
+    DVM_UNROLL
+    for (int r = 0; r < m; r++) {
+        DVM_UNROLL
         for (int v = 0; v < nv; v++) acc[r][v] = vf_zero();
-    for (int64_t i = 0; i < k; i++, b += bs) {
+    }
+    for (int64_t i = 0; i < k; i++, b += NR, next += step) {
         vf bv[NV];
+        DVM_PREFETCH(next);
+        DVM_UNROLL
         for (int v = 0; v < nv; v++) bv[v] = vf_load(b + v * W);
+        DVM_UNROLL
         for (int r = 0; r < m; r++) {
             vf av = vf_set1(a[r * KC + i]);
+            DVM_UNROLL
             for (int v = 0; v < nv; v++) acc[r][v] = vf_fma(av, bv[v], acc[r][v]);
         }
     }
@@ -176,10 +215,10 @@ DVM_INLINE void tile_f32(const int m, const int nv, int64_t k, const float *a, c
 #define TILE_CASES(BODY) TILE_CASE(1, BODY) TILE_CASE(2, BODY) TILE_CASE(3, BODY) TILE_CASE(4, BODY)
 #endif
 
-static void gemm_f32(int m, int n, int64_t k, const float *a, const float *b, int64_t bs, float *c,
-                     int64_t ldc, bool first) {
-#define WHOLE(m_) tile_f32(m_, NV, k, a, b, bs, c, ldc, first)
-#define HALF(m_) tile_f32(m_, (NV + 1) / 2, k, a, b, bs, c, ldc, first)
+static void gemm_f32(int m, int n, int64_t k, const float *a, const float *b, float *c, int64_t ldc,
+                     bool first, const char *next, int64_t step) {
+#define WHOLE(m_) tile_f32(m_, NV, k, a, b, c, ldc, first, next, step)
+#define HALF(m_) tile_f32(m_, (NV + 1) / 2, k, a, b, c, ldc, first, next, step)
     if (n > (NV + 1) / 2 * W) {
         switch (m) { TILE_CASES(WHOLE) }
     } else {
@@ -194,15 +233,23 @@ static void gemm_f32(int m, int n, int64_t k, const float *a, const float *b, in
 /* gcc does not inline across targets, so this one is a macro-made function for each height. */
 #define TILE_DOT(m_, nv_)                                                                   \
     DOT static void dot_##m_##_##nv_(int64_t pairs, const uint32_t *a, const uint32_t *b,   \
-                                     float *c, int64_t ldc, bool first) {                   \
+                                     float *c, int64_t ldc, bool first, const char *next,   \
+                                     int64_t step) {                                        \
         vf acc[MR][NV];                                                                     \
-        for (int r = 0; r < m_; r++)                                                        \
+        DVM_UNROLL                                                                          \
+        for (int r = 0; r < m_; r++) {                                                      \
+            DVM_UNROLL                                                                      \
             for (int v = 0; v < nv_; v++) acc[r][v] = vf_zero();                            \
-        for (int64_t i = 0; i < pairs; i++, b += NR) {                                      \
+        }                                                                                   \
+        for (int64_t i = 0; i < pairs; i++, b += NR, next += step) {                        \
             vu bv[NV];                                                                      \
+            DVM_PREFETCH(next);                                                             \
+            DVM_UNROLL                                                                      \
             for (int v = 0; v < nv_; v++) bv[v] = vu_load(b + v * W);                       \
+            DVM_UNROLL                                                                      \
             for (int r = 0; r < m_; r++) {                                                  \
                 vu av = _mm512_set1_epi32((int)a[r * (KC / 2) + i]);                        \
+                DVM_UNROLL                                                                  \
                 for (int v = 0; v < nv_; v++)                                               \
                     acc[r][v] = _mm512_dpbf16_ps(acc[r][v], (__m512bh)av, (__m512bh)bv[v]); \
             }                                                                               \
@@ -224,9 +271,9 @@ TILE_DOTS(11)
 TILE_DOTS(12)
 
 static void gemm_bf16(int m, int n, int64_t pairs, const uint32_t *a, const uint32_t *b, float *c,
-                      int64_t ldc, bool first) {
-#define WHOLE(m_) dot_##m_##_2(pairs, a, b, c, ldc, first)
-#define HALF(m_) dot_##m_##_1(pairs, a, b, c, ldc, first)
+                      int64_t ldc, bool first, const char *next, int64_t step) {
+#define WHOLE(m_) dot_##m_##_2(pairs, a, b, c, ldc, first, next, step)
+#define HALF(m_) dot_##m_##_1(pairs, a, b, c, ldc, first, next, step)
     if (n > W) {
         switch (m) { TILE_CASES(WHOLE) }
     } else {
@@ -243,68 +290,77 @@ static void gemm_bf16(int m, int n, int64_t pairs, const uint32_t *a, const uint
 
 #if defined(__AVX512F__)
 /* 16 x 16: pairs of rows, then fours, inside 128-bit lanes; then the lanes as a 4 x 4 matrix. */
-DVM_INLINE void transpose_block(uint32_t *d, int64_t dp, const uint32_t *s, int64_t sp) {
-    __m512i x[16], y[16];
-    for (int i = 0; i < 16; i++) x[i] = vu_load(s + i * sp);
+DVM_INLINE void turn(vu x[16]) {
+    __m512i y[16];
+    DVM_UNROLL
     for (int i = 0; i < 16; i += 2) {
         y[i] = _mm512_unpacklo_epi32(x[i], x[i + 1]);
         y[i + 1] = _mm512_unpackhi_epi32(x[i], x[i + 1]);
     }
+    DVM_UNROLL
     for (int i = 0; i < 16; i += 4) {
         x[i] = _mm512_unpacklo_epi64(y[i], y[i + 2]);
         x[i + 1] = _mm512_unpackhi_epi64(y[i], y[i + 2]);
         x[i + 2] = _mm512_unpacklo_epi64(y[i + 1], y[i + 3]);
         x[i + 3] = _mm512_unpackhi_epi64(y[i + 1], y[i + 3]);
     }
+    DVM_UNROLL
     for (int i = 0; i < 4; i++) {
         __m512i p = _mm512_shuffle_i32x4(x[i], x[i + 4], 0x88);
         __m512i q = _mm512_shuffle_i32x4(x[i], x[i + 4], 0xdd);
         __m512i u = _mm512_shuffle_i32x4(x[i + 8], x[i + 12], 0x88);
         __m512i v = _mm512_shuffle_i32x4(x[i + 8], x[i + 12], 0xdd);
-        vu_store(d + i * dp, _mm512_shuffle_i32x4(p, u, 0x88));
-        vu_store(d + (i + 4) * dp, _mm512_shuffle_i32x4(q, v, 0x88));
-        vu_store(d + (i + 8) * dp, _mm512_shuffle_i32x4(p, u, 0xdd));
-        vu_store(d + (i + 12) * dp, _mm512_shuffle_i32x4(q, v, 0xdd));
+        x[i] = _mm512_shuffle_i32x4(p, u, 0x88);
+        x[i + 4] = _mm512_shuffle_i32x4(q, v, 0x88);
+        x[i + 8] = _mm512_shuffle_i32x4(p, u, 0xdd);
+        x[i + 12] = _mm512_shuffle_i32x4(q, v, 0xdd);
     }
 }
 #elif defined(__AVX2__)
-DVM_INLINE void transpose_block(uint32_t *d, int64_t dp, const uint32_t *s, int64_t sp) {
-    __m256i x[8], y[8];
-    for (int i = 0; i < 8; i++) x[i] = vu_load(s + i * sp);
+DVM_INLINE void turn(vu x[8]) {
+    __m256i y[8];
+    DVM_UNROLL
     for (int i = 0; i < 8; i += 2) {
         y[i] = _mm256_unpacklo_epi32(x[i], x[i + 1]);
         y[i + 1] = _mm256_unpackhi_epi32(x[i], x[i + 1]);
     }
+    DVM_UNROLL
     for (int i = 0; i < 8; i += 4) {
         x[i] = _mm256_unpacklo_epi64(y[i], y[i + 2]);
         x[i + 1] = _mm256_unpackhi_epi64(y[i], y[i + 2]);
         x[i + 2] = _mm256_unpacklo_epi64(y[i + 1], y[i + 3]);
         x[i + 3] = _mm256_unpackhi_epi64(y[i + 1], y[i + 3]);
     }
+    DVM_UNROLL
     for (int i = 0; i < 4; i++) {
-        vu_store(d + i * dp, _mm256_permute2x128_si256(x[i], x[i + 4], 0x20));
-        vu_store(d + (i + 4) * dp, _mm256_permute2x128_si256(x[i], x[i + 4], 0x31));
+        __m256i u = x[i], v = x[i + 4];
+        x[i] = _mm256_permute2x128_si256(u, v, 0x20);
+        x[i + 4] = _mm256_permute2x128_si256(u, v, 0x31);
     }
 }
 #elif defined(__ARM_NEON) && defined(__aarch64__)
-DVM_INLINE void transpose_block(uint32_t *d, int64_t dp, const uint32_t *s, int64_t sp) {
-    uint32x4_t x0 = vld1q_u32(s), x1 = vld1q_u32(s + sp);
-    uint32x4_t x2 = vld1q_u32(s + 2 * sp), x3 = vld1q_u32(s + 3 * sp);
-    uint64x2_t y0 = vreinterpretq_u64_u32(vtrn1q_u32(x0, x1));
-    uint64x2_t y1 = vreinterpretq_u64_u32(vtrn2q_u32(x0, x1));
-    uint64x2_t y2 = vreinterpretq_u64_u32(vtrn1q_u32(x2, x3));
-    uint64x2_t y3 = vreinterpretq_u64_u32(vtrn2q_u32(x2, x3));
-    vst1q_u32(d, vreinterpretq_u32_u64(vtrn1q_u64(y0, y2)));
-    vst1q_u32(d + dp, vreinterpretq_u32_u64(vtrn1q_u64(y1, y3)));
-    vst1q_u32(d + 2 * dp, vreinterpretq_u32_u64(vtrn2q_u64(y0, y2)));
-    vst1q_u32(d + 3 * dp, vreinterpretq_u32_u64(vtrn2q_u64(y1, y3)));
+DVM_INLINE void turn(vu x[4]) {
+    uint64x2_t y0 = vreinterpretq_u64_u32(vtrn1q_u32(x[0], x[1]));
+    uint64x2_t y1 = vreinterpretq_u64_u32(vtrn2q_u32(x[0], x[1]));
+    uint64x2_t y2 = vreinterpretq_u64_u32(vtrn1q_u32(x[2], x[3]));
+    uint64x2_t y3 = vreinterpretq_u64_u32(vtrn2q_u32(x[2], x[3]));
+    x[0] = vreinterpretq_u32_u64(vtrn1q_u64(y0, y2));
+    x[1] = vreinterpretq_u32_u64(vtrn1q_u64(y1, y3));
+    x[2] = vreinterpretq_u32_u64(vtrn2q_u64(y0, y2));
+    x[3] = vreinterpretq_u32_u64(vtrn2q_u64(y1, y3));
 }
 #else
-DVM_INLINE void transpose_block(uint32_t *d, int64_t dp, const uint32_t *s, int64_t sp) {
-    (void)dp, (void)sp;
-    *d = *s;
-}
+DVM_INLINE void turn(vu x[1]) { (void)x; }
 #endif
+
+DVM_INLINE void transpose_block(uint32_t *d, int64_t dp, const uint32_t *s, int64_t sp) {
+    vu x[W];
+    DVM_UNROLL
+    for (int i = 0; i < W; i++) x[i] = vu_load(s + i * sp);
+    turn(x);
+    DVM_UNROLL
+    for (int i = 0; i < W; i++) vu_store(d + i * dp, x[i]);
+}
 
 static void transpose(uint32_t *d, int64_t dp, const uint32_t *s, int64_t sp, int64_t rows,
                       int64_t cols) {
@@ -519,30 +575,49 @@ static void exponents(const uint32_t *s, int64_t n, int *lo, int *hi) {
 
 /* ---- streaming: few rows, B read once where it stands */
 
-/* KU rows of B at a time: sums stay in tmp, in the first-level cache, across the rows of a block. */
+/* KU rows of B at a time, two vectors of each: sums stay in tmp, in the first-level cache, across the rows of a block.
+ * What the next KU rows hold there is prefetched: a processor sees eight short streams, not one long one. */
 enum { KU = 8, SMALL = DVM_GEMM_SMALL_M };
+DVM_INLINE void n1_part(const int m, const int ku, const int nv, const float *a, const char *p,
+                        int64_t rs, bool first, float *tmp, int64_t n, int64_t have, dvm_dtype t) {
+    vf x[KU][2];
+    DVM_UNROLL
+    for (int u = 0; u < ku; u++) {
+        DVM_UNROLL
+        for (int v = 0; v < nv; v++) {
+            const char *q = p + u * rs + v * W * size_of(t);
+            x[u][v] = have >= (v + 1) * W ? vf_load_t(q, t) : vf_load_part(q, t, have - v * W);
+        }
+    }
+    for (int r = 0; r < m; r++) {
+        DVM_UNROLL
+        for (int v = 0; v < nv; v++) {
+            float *at = tmp + r * n + v * W;
+            bool whole = have >= (v + 1) * W;
+            vf s = first   ? vf_zero()
+                   : whole ? vf_load(at)
+                           : vf_load_part((char *)at, DVM_F32, have - v * W);
+            DVM_UNROLL
+            for (int u = 0; u < ku; u++) s = vf_fma(vf_set1(a[r * KC + u]), x[u][v], s);
+            if (whole)
+                vf_store(at, s);
+            else
+                vf_store_part(at, s, have - v * W);
+        }
+    }
+}
 DVM_INLINE void n1_rows(const int m, const int ku, const float *a, const struct dvm_k_block *b,
                         int64_t k, float *tmp, dvm_dtype t) {
     int64_t n = b->cols, sz = size_of(t), j = 0;
     const char *p = b->p + k * b->rs;
-    for (; j < n; j += W) {
-        int64_t have = n - j;
-        vf x[KU];
+    for (; j + 2 * W <= n; j += 2 * W) {
+        DVM_UNROLL
         for (int u = 0; u < ku; u++)
-            x[u] = have >= W ? vf_load_t(p + u * b->rs + j * sz, t)
-                             : vf_load_part(p + u * b->rs + j * sz, t, have);
-        for (int r = 0; r < m; r++) {
-            float *at = tmp + r * n + j;
-            vf s = k == 0      ? vf_zero()
-                   : have >= W ? vf_load(at)
-                               : vf_load_part((char *)at, DVM_F32, have);
-            for (int u = 0; u < ku; u++) s = vf_fma(vf_set1(a[r * KC + k + u]), x[u], s);
-            if (have >= W)
-                vf_store(at, s);
-            else
-                vf_store_part(at, s, have);
-        }
+            for (int line = 0; line < 2 * W * sz; line += 64)
+                DVM_PREFETCH(p + (u + ku) * b->rs + j * sz + line);
+        n1_part(m, ku, 2, a + k, p + j * sz, b->rs, k == 0, tmp + j, n, 2 * W, t);
     }
+    for (; j < n; j += W) n1_part(m, ku, 1, a + k, p + j * sz, b->rs, k == 0, tmp + j, n, n - j, t);
 }
 DVM_INLINE void n1_block(const int m, const float *a, const struct dvm_k_block *b, float *tmp,
                          dvm_dtype t) {
@@ -562,50 +637,76 @@ static void add_rows(int m, int64_t n, const float *tmp, float *c, int64_t ldc, 
     (b->t == DVM_F32    ? n1_block(m_, a, b, tmp, DVM_F32)  \
      : b->t == DVM_BF16 ? n1_block(m_, a, b, tmp, DVM_BF16) \
                         : n1_block(m_, a, b, tmp, DVM_F16))
+#define SMALL_CASES(BODY)    \
+    case 1: BODY(1); break;  \
+    case 2: BODY(2); break;  \
+    case 3: BODY(3); break;  \
+    case 4: BODY(4); break;  \
+    case 5: BODY(5); break;  \
+    case 6: BODY(6); break;  \
+    case 7: BODY(7); break;  \
+    default: BODY(8); break;
 static void stream_n1(int m, const float *a, const struct dvm_k_block *b, float *c, int64_t ldc,
                       float *tmp, bool first) {
-    switch (m) {
-    case 1: N1_TYPES(1); break;
-    case 2: N1_TYPES(2); break;
-    case 3: N1_TYPES(3); break;
-    case 4: N1_TYPES(4); break;
-    case 5: N1_TYPES(5); break;
-    case 6: N1_TYPES(6); break;
-    case 7: N1_TYPES(7); break;
-    default: N1_TYPES(8); break;
-    }
+    switch (m) { SMALL_CASES(N1_TYPES) }
     add_rows(m, b->cols, tmp, c, ldc, first);
 }
 
-/* Columns of B are contiguous: H of them are turned W elements at a time. */
+/* Columns of B are contiguous: W of them are turned, W words at a time; a word is one float or two bf16. */
+enum {
+    AHEAD = 512
+}; /* bytes: each column is a stream, and there are too many of them for the processor to see */
+DVM_INLINE void k1_fma(const int m, const float *a, vf v, vf acc[SMALL]) {
+    DVM_UNROLL
+    for (int r = 0; r < m; r++) acc[r] = vf_fma(vf_set1(a[r * KC]), v, acc[r]);
+}
+DVM_INLINE void k1_whole(const int m, const float *a, const char *p, int64_t cs, vf acc[SMALL],
+                         dvm_dtype t) {
+    vu x[W];
+    DVM_UNROLL
+    for (int l = 0; l < W; l++) {
+        const char *q = p + l * cs;
+        DVM_PREFETCH(q + AHEAD);
+        x[l] = t == DVM_BF16 ? vu_load((const uint32_t *)(const void *)q) : vu_of(vf_load_t(q, t));
+    }
+    turn(x);
+    DVM_UNROLL
+    for (int u = 0; u < W; u++) {
+        if (t == DVM_BF16) {
+            k1_fma(m, a + 2 * u, vf_of(vu_low(x[u])), acc);
+            k1_fma(m, a + 2 * u + 1, vf_of(vu_high(x[u])), acc);
+        } else {
+            k1_fma(m, a + u, vf_of(x[u]), acc);
+        }
+    }
+}
+/* Fewer than W columns or elements: through a buffer; columns beyond the last are the last again. */
+DVM_INLINE void k1_part(const int m, const float *a, const char *p, int64_t cs, int64_t have,
+                        int64_t kw, vf acc[SMALL], dvm_dtype t) {
+    uint32_t x[W * W], y[W * W];
+    for (int64_t l = 0; l < W; l++) {
+        const char *q = p + DVM_MIN(l, have - 1) * cs;
+        vf_store((float *)x + l * W, kw == W ? vf_load_t(q, t) : vf_load_part(q, t, kw));
+    }
+    transpose_block(y, W, x, W);
+    for (int64_t u = 0; u < kw; u++) k1_fma(m, a + u, vf_load((float *)y + u * W), acc);
+}
 DVM_INLINE void k1_group(const int m, const float *a, const struct dvm_k_block *b, int64_t j,
                          float *c, int64_t ldc, bool first, dvm_dtype t) {
-    int64_t have = DVM_MIN(b->cols - j, W);
-    uint32_t x[W * W], y[W * W];
+    int64_t have = DVM_MIN(b->cols - j, W), step = t == DVM_BF16 ? 2 * W : W, k = 0;
     vf acc[SMALL];
     for (int r = 0; r < m; r++) acc[r] = vf_zero();
     const char *p = b->p + j * b->cs;
-    for (int64_t k = 0; k < b->rows; k += W, p += W * size_of(t)) {
-        int64_t kw = DVM_MIN(b->rows - k, W);
-        for (int64_t l = 0; l < W; l++) {
-            const char *q = p + DVM_MIN(l, have - 1) * b->cs;
-            vf_store((float *)x + l * W, kw == W ? vf_load_t(q, t) : vf_load_part(q, t, kw));
-        }
-        transpose_block(y, W, x, W);
-        for (int64_t u = 0; u < kw; u++) {
-            vf v = vf_load((float *)y + u * W);
-            for (int r = 0; r < m; r++) acc[r] = vf_fma(vf_set1(a[r * KC + k + u]), v, acc[r]);
-        }
-    }
+    if (have == W)
+        for (; k + step <= b->rows; k += step)
+            k1_whole(m, a + k, p + k * size_of(t), b->cs, acc, t);
+    for (; k < b->rows; k += W)
+        k1_part(m, a + k, p + k * size_of(t), b->cs, have, DVM_MIN(b->rows - k, W), acc, t);
     for (int r = 0; r < m; r++) {
-        float *at = c + r * ldc + j;
-        if (!first)
-            acc[r] =
-                vf_add(have == W ? vf_load(at) : vf_load_part((char *)at, DVM_F32, have), acc[r]);
-        if (have == W)
-            vf_store(at, acc[r]);
-        else
-            vf_store_part(at, acc[r], have);
+        float *at = c + r * ldc + j, old[W] = {0};
+        if (!first) memcpy(old, at, (size_t)have * 4);
+        if (!first) acc[r] = vf_add(vf_load(old), acc[r]);
+        vf_store_part(at, acc[r], have);
     }
 }
 DVM_INLINE void k1_block(const int m, const float *a, const struct dvm_k_block *b, float *c,
@@ -618,16 +719,7 @@ DVM_INLINE void k1_block(const int m, const float *a, const struct dvm_k_block *
                         : k1_block(m_, a, b, c, ldc, first, DVM_F16))
 static void stream_k1(int m, const float *a, const struct dvm_k_block *b, float *c, int64_t ldc,
                       bool first) {
-    switch (m) {
-    case 1: K1_TYPES(1); break;
-    case 2: K1_TYPES(2); break;
-    case 3: K1_TYPES(3); break;
-    case 4: K1_TYPES(4); break;
-    case 5: K1_TYPES(5); break;
-    case 6: K1_TYPES(6); break;
-    case 7: K1_TYPES(7); break;
-    default: K1_TYPES(8); break;
-    }
+    switch (m) { SMALL_CASES(K1_TYPES) }
 }
 
 /* ---- results */
