@@ -113,6 +113,7 @@ static dvm_status keep(const struct dvm_mem *m, const struct dvm_je *e, const st
     c->parts = parts;
     c->part_bytes = b->part_bytes;
     c->part_room = room;
+    c->band_cols = p->acc_regs ? b->band_cols : 0;
     c->c = (struct dvm_code){.run = runs[s->mode], .tier = "jit", .strip = *s};
     c->c.strip.lit = put(&to, s->lit, s->nlit * sizeof *s->lit);
     c->c.strip.ins = put(&to, s->ins, s->nins * sizeof *s->ins);
@@ -160,6 +161,19 @@ struct job {
     int entry;
 };
 
+/* COL: memory for the accumulators of as many columns as have room. The halves of a 64-bit one stand side by side. */
+static int32_t band_bytes(struct dvm_jb *b) {
+    int32_t column = 0, at = 0;
+    for (int k = 0; k < b->nacc; k++) column += b->acc[k].wide ? b->acc[k].high ? 0 : 8 : 4;
+    b->band_cols = DVM_MAX(DVM_MIN(J_BAND_BYTES / DVM_MAX(column, 1), 1024) & ~63, 64);
+    for (int k = 0; k < b->nacc; k++) {
+        bool high = b->acc[k].wide && b->acc[k].high;
+        b->band_at[k] = high ? b->band_at[k - 1] : at;
+        if (!high) at += b->band_cols * (b->acc[k].wide ? 8 : 4);
+    }
+    return at;
+}
+
 static dvm_status make(const struct dvm_mem *m, const struct dvm_strip *s, int isa, struct job *j) {
     bool z = isa == DVM_JIT_AVX512;
     struct dvm_jb *b = &j->b;
@@ -182,7 +196,7 @@ static dvm_status make(const struct dvm_mem *m, const struct dvm_strip *s, int i
     e->reg = dvm_arena_raw(b->arena, keys);
     e->slot = dvm_arena_raw(b->arena, keys * sizeof *e->slot);
     if (!e->reg || !e->slot) return DVM_ERR_NOMEM;
-    j->parts = dvm_j_frame(b, b->part_bytes * J_PARTS);
+    j->parts = dvm_j_frame(b, s->mode == DVM_MODE_COL ? band_bytes(b) : b->part_bytes * J_PARTS);
     return emit(e, &j->p, j->parts, &j->entry);
 }
 

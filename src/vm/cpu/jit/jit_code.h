@@ -24,6 +24,7 @@ struct dvm_jit_code {
     uint8_t width;    /* 32-bit lanes of a vector */
     uint16_t nfold;
     int32_t parts, part_bytes, part_room;
+    int32_t band_cols; /* COL: columns that can be done in bands of rows, or 0 */
     int32_t opnds, stage, trees;
     const struct dvm_jit_fold *fold;
     struct dvm_jit_name *name; /* known to gdb, or NULL */
@@ -35,8 +36,10 @@ struct dvm_jit_code {
 enum {
     J_STAGE_BYTES = 16 << 10, /* of one staged operand */
     J_FETCH_BYTES = 8 << 20,  /* turned matrices from here on are not in the near caches */
-    J_STAGE_ROWS = 8,         /* ROW: rows staged together */
-    J_PARTS = 64              /* part records of a call */
+    J_BAND_BYTES = 8 << 10,   /* accumulators of columns between bands */
+    J_BAND_ROWS = 8,
+    J_STAGE_ROWS = 8, /* ROW: rows staged together */
+    J_PARTS = 64      /* part records of a call */
 };
 /* jit_run.c */
 void dvm_jit_run_map(const struct dvm_code *c, const struct dvm_strip_args *a);

@@ -29,6 +29,7 @@ struct dvm_je {
     bool masked;         /* in a tail */
     bool stream;
     bool acc_regs; /* accumulators are in registers here */
+    int32_t band;  /* COL: where accumulators of all columns wait for the next band of rows, or 0 */
     int at;        /* operation being emitted */
     uint32_t free[2], lock[2];
     uint16_t owner[2][32]; /* value in a register */

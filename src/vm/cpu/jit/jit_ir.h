@@ -135,6 +135,8 @@ struct dvm_jb {
     struct dvm_jpair *of; /* strip value -> values */
     struct dvm_jfold fold[J_MAX_FOLDS];
     struct dvm_jacc acc[3 * J_MAX_FOLDS];
+    int32_t band_at[3 * J_MAX_FOLDS]; /* COL: accumulator -> offset in the band memory */
+    int32_t band_cols;
     int nfold, nacc, nscan;
     int32_t scan[J_MAX_SCANS]; /* their states */
     uint8_t scan_vt[J_MAX_SCANS];
@@ -147,16 +149,18 @@ struct dvm_jb {
 
 /* Frame. What the code keeps in the scratch memory of a call; the rest is given out while compiling. */
 enum {
-    J_F_ROWS = 0,     /* rows left (ROW), rows (COL) */
-    J_F_N = 8,        /* columns */
-    J_F_PART = 16,    /* next part record */
-    J_F_REM = 24,     /* elements of the tail */
-    J_F_ARGS = 32,    /* dvm_strip_args of the call */
-    J_F_K = 40,       /* tail masks k1, k2 over a helper call */
-    J_F_STREAM = 48,  /* not 0: non-temporal stores */
-    J_F_CONT = 56,    /* not 0: running sums go on where the call before ended */
-    J_F_KEEP = 64,    /* general registers over a helper call, 8 x 8 */
-    J_F_MASK = 128,   /* AVX2: tail mask of 32-bit lanes */
+    J_F_ROWS = 0,    /* rows left (ROW), rows (COL) */
+    J_F_N = 8,       /* columns */
+    J_F_PART = 16,   /* next part record */
+    J_F_REM = 24,    /* elements of the tail */
+    J_F_ARGS = 32,   /* dvm_strip_args of the call */
+    J_F_K = 40,      /* tail masks k1, k2 over a helper call */
+    J_F_STREAM = 48, /* not 0: non-temporal stores */
+    J_F_MORE = 48,   /* COL: not 0: accumulators are kept for the next band */
+    J_F_ROW0 = 16,   /* COL: row of the box at which the band begins */
+    J_F_CONT = 56,   /* not 0: running sums (COL: accumulators) go on where the call before ended */
+    J_F_KEEP = 64,   /* general registers over a helper call, 8 x 8 */
+    J_F_MASK = 128,  /* AVX2: tail mask of 32-bit lanes */
     J_F_MASK64 = 192, /* AVX2: of 64-bit lanes, low and high */
     J_F_BUF = 256,    /* helper operands and results, 4 x 128 */
     J_F_TAB = 768 /* base address of each operand, and of each that PICK moves; then the slots */

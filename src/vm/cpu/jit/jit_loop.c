@@ -354,11 +354,54 @@ static void fold_rows(struct dvm_je *e, const struct dvm_jplan *p) {
     dvm_x_land(&e->e, out);
 }
 
+/* Accumulators of the unit's columns in the band memory: whole vectors, one accumulator after the other. */
+static struct dvm_x_rm band_at(const struct dvm_je *e, int acc, int u) {
+    const struct dvm_jacc *a = &e->b->acc[acc];
+    int vector = e->b->width * 4, scale = a->wide ? 3 : 2;
+    int disp =
+        e->band + e->b->band_at[acc] + u * vector * (a->wide ? 2 : 1) + (a->high ? vector : 0);
+    return dvm_x_idx(J_R_FRAME, J_R_COL, scale, disp);
+}
+
+static void move_band(struct dvm_je *e, int op, int units) {
+    for (int k = 0; k < e->b->nacc; k++)
+        for (int u = 0; u < units; u++) vec(e, op, e->full, e->b->acc[k].reg[u], band_at(e, k, u));
+}
+
+static void start_group(struct dvm_je *e, int units) {
+    if (!e->band) {
+        start_accs(e, units);
+        return;
+    }
+    imm(e, G_CMP_I8, dvm_j_frame_at(J_F_CONT), 0);
+    int first = dvm_x_jump(&e->e, X_E);
+    move_band(e, X_VMOVUPS, units);
+    int done = dvm_x_jump(&e->e, X_ALWAYS);
+    dvm_x_land(&e->e, first);
+    start_accs(e, units);
+    dvm_x_land(&e->e, done);
+}
+
+static void end_group(struct dvm_je *e, int units) {
+    int done = 0;
+    if (e->band) {
+        imm(e, G_CMP_I8, dvm_j_frame_at(J_F_MORE), 0);
+        int last = dvm_x_jump(&e->e, X_E);
+        move_band(e, X_VMOVUPS_ST, units);
+        done = dvm_x_jump(&e->e, X_ALWAYS);
+        dvm_x_land(&e->e, last);
+    }
+    e->unroll = units;
+    dvm_j_label(e, "end of a group");
+    dvm_j_emit(e, J_END);
+    if (e->band) dvm_x_land(&e->e, done);
+}
+
 /* All rows of a group of columns. */
 static void column_group(struct dvm_je *e, int units) {
     dvm_j_label(e, e->masked ? "rest of the columns, masked" : "a group of columns");
     load_bases(e);
-    start_accs(e, units);
+    start_group(e, units);
     gpr(e, G_MOV, J_R_ROW, dvm_j_frame_at(J_F_ROWS));
     dvm_x_align(&e->e, 32);
     int top = dvm_enc_at(&e->e);
@@ -367,9 +410,7 @@ static void column_group(struct dvm_je *e, int units) {
     next_row(e);
     imm(e, G_DEC, dvm_x_reg(J_R_ROW), 0);
     dvm_x_jump_back(&e->e, X_NE, top);
-    e->unroll = units;
-    dvm_j_label(e, "end of a group");
-    dvm_j_emit(e, J_END);
+    end_group(e, units);
 }
 
 static void whole_groups(struct dvm_je *e, const struct dvm_jplan *p) {
@@ -405,6 +446,7 @@ void dvm_j_function(struct dvm_je *e, const struct dvm_jplan *p, int32_t parts) 
     e->unroll = 1;
     give_bases(e);
     e->acc_regs = p->acc_regs;
+    e->band = e->b->s->mode == DVM_MODE_COL && p->acc_regs ? parts : 0;
     enter(e, p, parts);
     switch (e->b->s->mode) {
     case DVM_MODE_MAP: map_rows(e, p); break;

@@ -152,6 +152,7 @@ static void column(struct dvm_je *e, const struct dvm_mi *m, int u) {
 static void rowno(struct dvm_je *e, const struct dvm_mi *m, int u) {
     gpr(e, G_MOV, X_RAX, dvm_j_frame_at(J_F_ROWS));
     gpr(e, G_SUB, X_RAX, dvm_x_reg(J_R_ROW));
+    if (e->band) gpr(e, G_ADD, X_RAX, dvm_j_frame_at(J_F_ROW0));
     spread(e, m, u, false);
 }
 

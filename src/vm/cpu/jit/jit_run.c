@@ -358,17 +358,42 @@ static void empty_columns(const struct dvm_jit_code *c, const args *a) {
     }
 }
 
+static void set(const args *a, int32_t field, int64_t v) { memcpy(at(a, field), &v, sizeof v); }
+
+static void band(const struct dvm_jit_code *c, const args *a, int64_t first, bool more) {
+    set(a, J_F_CONT, first > 0);
+    set(a, J_F_MORE, more);
+    set(a, J_F_ROW0, first);
+    c->fn(a, 0);
+}
+
+/* A few rows at a time over many columns: memory is read along the rows. */
+static void in_bands(const struct dvm_jit_code *c, const args *a) {
+    for (int64_t j = 0; j < a->n; j += c->band_cols)
+        for (int64_t i = 0; i < a->m; i += J_BAND_ROWS) {
+            args sub;
+            sub_box(c, a, &sub, i, j);
+            sub.n = DVM_MIN(c->band_cols, a->n - j);
+            sub.m = DVM_MIN(J_BAND_ROWS, a->m - i);
+            band(c, &sub, i, i + J_BAND_ROWS < a->m);
+        }
+}
+
 void dvm_jit_run_col(const struct dvm_code *code, const args *a) {
     const struct dvm_jit_code *c = code_of(code);
     if (a->n <= 0) return;
     if (a->m <= 0) {
         empty_columns(c, a);
-        return;
+    } else if (any_staged(c, a)) {
+        int64_t cols = J_STAGE_BYTES / 8 / DVM_TREE_ROWS;
+        set(a, J_F_CONT, 0);
+        set(a, J_F_MORE, 0);
+        set(a, J_F_ROW0, 0);
+        for (int64_t j = 0; j < a->n; j += cols)
+            run_staged(c, a, 0, j, a->m, DVM_MIN(cols, a->n - j));
+    } else if (c->band_cols && a->m > J_BAND_ROWS && a->n > 64) {
+        in_bands(c, a);
+    } else {
+        band(c, a, 0, false);
     }
-    if (!any_staged(c, a)) {
-        call(c, a, 0);
-        return;
-    }
-    int64_t cols = J_STAGE_BYTES / 8 / DVM_TREE_ROWS;
-    for (int64_t j = 0; j < a->n; j += cols) run_staged(c, a, 0, j, a->m, DVM_MIN(cols, a->n - j));
 }
