@@ -235,6 +235,68 @@ def test_higher_order_ops_pass_through():
         same(compiled(f)(x), f(x))
 
 
+def test_repeated_regions_compile_once():
+    @torch.compiler.nested_compile_region
+    def layer(x, w):
+        return torch.relu(x @ w) * 2 + 1
+
+    def f(x, w):
+        for _ in range(3):
+            x = layer(x, w)
+        return x
+
+    pair = []
+    for g in (compiled(f), f):
+        torch.manual_seed(2)
+        x, w = (torch.randn(6, 6, requires_grad=True) for _ in range(2))
+        y = g(x, w)
+        y.sum().backward()
+        pair.append((y.detach(), x.grad, w.grad))
+    same(*pair)
+    forward = next(g for g in graphs() if g.kind == "forward")
+    assert forward.kernels == 1 and forward.source.count("subgraph_0_call([") == 3
+    assert {op for op, _ in forward.fallbacks} == {"aten.mm.default"}
+
+
+def test_loops_and_branches_run_kernels():
+    from torch._higher_order_ops.while_loop import while_loop
+
+    def f(x):
+        def body(i, x):
+            return i + 1, torch.relu(x) * 1.5
+
+        _, y = while_loop(lambda i, x: i < 3, body, (torch.tensor(0), x))
+        return torch.cond(y.sum() > 0, lambda y: y * 2, lambda y: y - 1, (y,))
+
+    x = torch.randn(5)
+    same(compiled(f)(x), f(x))
+    assert graphs()[0].fallbacks == {}
+
+
+@pytest.mark.parametrize("name", ["SGD", "AdamW"])
+def test_optimizer_steps(name):
+    """One kernel object updates all parameters in place."""
+
+    def run(backend):
+        torch._dynamo.reset()
+        torch.manual_seed(0)
+        params = [torch.randn(5, 7, requires_grad=True) for _ in range(3)]
+        optimizer = getattr(torch.optim, name)(params, lr=0.1)
+
+        def step():
+            optimizer.step()
+
+        step = step if backend is None else torch.compile(step, backend=backend)
+        for _ in range(3):
+            for p in params:
+                p.grad = torch.randn(5, 7)
+            step()
+        return [p.detach() for p in params]
+
+    same(run("dvm"), run(None), rtol=1e-5, atol=1e-5)
+    assert all(g.kernels == 1 and not g.fallbacks for g in graphs())
+
+
 def test_graph_breaks_give_several_graphs():
     def f(x):
         x = torch.relu(x) + 1

@@ -525,6 +525,6 @@ def one_op(op, *args):
         parts.append(graph.call_function(operator.getitem, (node, i)))
         parts[-1].meta["val"] = val
     graph.output(tuple(parts))
-    _, part, call = build(torch.fx.GraphModule({}, graph), "one_op", Options())
-    assert not part.reasons
+    program, call = build(torch.fx.GraphModule({}, graph), "one_op", Options())
+    assert not program.fallbacks
     return call([a for a in args if isinstance(a, torch.Tensor)])

@@ -20,11 +20,9 @@ import torch
 from torch.fx import GraphModule, Node
 
 from . import debug, decomp, stats
-from .codegen import KernelText, Program, generate
-from .fx import Emitter
+from .codegen import Program, generate
+from .kernel_text import KernelText
 from .options import OptionError, Options, parse_options
-from .partition import Kind, Partition, partition
-from .symbols import Symbols
 
 # Rows register themselves.
 from . import rows_index, rows_nn, rows_point, rows_reduce, rows_shape  # isort: skip  # noqa: F401
@@ -109,7 +107,7 @@ def compile_graph(
     """Compiles one ATen graph into a function of a list of arguments, which it empties."""
     begun = time.perf_counter()
     name = _graph_name(kind)
-    program, part, call = build(gm, name, options)
+    program, call = build(gm, name, options)
     call._boxed_call = True
     folder = debug.folder_for(options.debug_dir, name)
     if folder is not None:
@@ -120,8 +118,8 @@ def compile_graph(
         name,
         kind,
         kernels=len(program.kernels),
-        fused=sum(1 for k in part.kinds.values() if k is Kind.KERNEL),
-        fallbacks=part.fallbacks(),
+        fused=program.fused,
+        fallbacks=program.fallbacks,
         dynamic=any(k.dynamic for k in program.kernels),
         source=program.source(),
         functions=WeakValueDictionary({k.name: call.__globals__[k.name] for k in program.kernels}),
@@ -131,20 +129,17 @@ def compile_graph(
     return call
 
 
-def build(gm: GraphModule, name: str, options: Options) -> tuple[Program, Partition, Callable]:
+def build(gm: GraphModule, name: str, options: Options) -> tuple[Program, Callable]:
     """Lowers and loads; regions that the engine refuses are left to torch, node by node."""
     import dvm
 
     refused: dict[Node, str] = {}
     while True:
-        symbols = Symbols()
-        emitter = Emitter(symbols, options, (n.name for n in gm.graph.nodes))
-        part = partition(gm.graph, emitter, refused)
-        program = generate(gm.graph, part, emitter, symbols, options, gm)
+        program = generate(gm, options, refused)
         namespace = dict(program.constants)
         if options.check:
             for k in program.kernels:
-                namespace[k.name + "_check"] = _reference(k, symbols)
+                namespace[k.name + "_check"] = _reference(k)
         try:
             exec(compile(program.source(), f"<dvm {name}>", "exec"), namespace)
         except dvm.Error as error:
@@ -152,14 +147,12 @@ def build(gm: GraphModule, name: str, options: Options) -> tuple[Program, Partit
             if kernel is None:
                 raise
             stats.log.warning("%s: the engine refuses %s: %s", name, kernel.name, error)
-            for n in kernel.nodes:
-                if part.kinds[n] is Kind.KERNEL:
-                    refused[n] = f"engine: {error}"
+            refused.update(dict.fromkeys(kernel.fused, f"engine: {error}"))
             continue
-        return program, part, namespace["call"]
+        return program, namespace["call"]
 
 
-def _reference(kernel: KernelText, symbols: Symbols) -> Callable:
+def _reference(kernel: KernelText) -> Callable:
     """The nodes of a kernel run by torch, for option `check`."""
 
     def run(*arguments: Any) -> list[Any]:
@@ -169,7 +162,7 @@ def _reference(kernel: KernelText, symbols: Symbols) -> Callable:
         def value(n: Node) -> Any:
             if n in env:
                 return env[n]
-            known = symbols.name(n.meta["val"])
+            known = kernel.symbols.name(n.meta["val"])
             return sizes[known] if isinstance(known, str) else known
 
         for node in kernel.nodes:

@@ -9,17 +9,22 @@ from __future__ import annotations
 import math
 import operator
 import re
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
-from torch.fx import Graph, Node
+from torch.fx import GraphModule, Node
 
-from .fx import DTYPES, Emitter, Val, is_getitem
+from .fx import Emitter, is_getitem
 from .inplace import Direct, direct_stores
+from .kernel_text import KernelText, KernelWriter
 from .options import Options
-from .partition import Kind, Partition, Step, is_part
-from .symbols import Symbols, same_size
+from .partition import Kind, Partition, Step, is_part, partition
+from .symbols import Symbols
+
+# Higher-order ops that take subgraphs as plain functions.
+SUBGRAPH_OPS = frozenset(("invoke_subgraph", "cond", "while_loop"))
 
 HEADER = """\
 import math
@@ -30,44 +35,60 @@ import dvm
 import torch
 from torch import device
 
-from dvm.torch.runtime import check, empty_cpu, empty_strided
+from dvm.torch.runtime import check, empty_cpu, empty_strided, unboxed
 """
 
 
 _MODULES = {"math": math, "operator": operator, "torch": torch}
 
 
-class KernelText(NamedTuple):
-    name: str
-    source: str
-    nodes: list[Node]  # the graph nodes inside
-    scalars: list[str]  # variables of the call, in front of the loaded tensors
-    loads: list[Node]
-    outputs: list[Node]
-    dynamic: bool
-    ops: int  # builder operations without loads and stores
-
-
 class Program(NamedTuple):
     header: str  # imports and the ATen ops that are called
     kernels: list[KernelText]
-    call: str  # def call(args): ...
+    calls: list[str]  # def call(args) behind those of the subgraphs it calls
     constants: dict[str, Any]  # values that have no text: attributes of the graph
+    parts: list[Partition]  # of the graph and its subgraphs
 
     def source(self) -> str:
         """The text that runs."""
-        return "\n\n".join([self.header, *(k.source for k in self.kernels), self.call])
+        return "\n\n".join([self.header, *(k.source for k in self.kernels), *self.calls])
+
+    @property
+    def call(self) -> str:
+        return self.calls[-1]
+
+    @property
+    def fused(self) -> int:
+        """ATen nodes inside kernels."""
+        return sum(list(p.kinds.values()).count(Kind.KERNEL) for p in self.parts)
+
+    @property
+    def fallbacks(self) -> Counter:
+        """(op, reason) -> count of nodes left to torch."""
+        return sum((p.fallbacks() for p in self.parts), Counter())
 
 
-def generate(
-    graph: Graph,
-    part: Partition,
-    emitter: Emitter,
-    symbols: Symbols,
-    options: Options,
-    attributes: Any,
-) -> Program:
-    return _Writer(graph, part, emitter, symbols, options, attributes).program()
+def generate(gm: GraphModule, options: Options, refused: dict[Node, str]) -> Program:
+    """Lowers a graph and its subgraphs. `refused` holds nodes that the engine could not build."""
+    shared = _Shared(options, refused)
+    _Writer(gm, "", shared).write()
+    lines = [f"{var} = {path}" for var, path in shared.ops.items()]
+    header = HEADER + "\n" + "\n".join(lines) + ("\n" if lines else "")
+    return Program(header, shared.kernels, shared.calls, shared.constants, shared.parts)
+
+
+class _Shared:
+    """What the texts of a graph and its subgraphs have in common."""
+
+    def __init__(self, options: Options, refused: dict[Node, str]):
+        self.options = options
+        self.refused = refused
+        self.kernels: list[KernelText] = []
+        self.calls: list[str] = []
+        self.constants: dict[str, Any] = {}
+        self.parts: list[Partition] = []
+        self.ops: dict[str, str] = {}  # variable -> path
+        self.subgraphs: dict[int, str] = {}  # id of a GraphModule -> prefix of its text
 
 
 class _Statement(NamedTuple):
@@ -76,39 +97,32 @@ class _Statement(NamedTuple):
 
 
 class _Writer:
-    def __init__(
-        self,
-        graph: Graph,
-        part: Partition,
-        emitter: Emitter,
-        symbols: Symbols,
-        options: Options,
-        attributes: Any,
-    ):
-        self.graph = graph
-        self.part = part
-        self.kinds = part.kinds
-        self.emitter = emitter
-        self.symbols = symbols
-        self.options = options
-        self.attributes = attributes
-        self.constants: dict[str, Any] = {}
-        self.ops: dict[str, str] = {}
+    """Writes the call function of one graph and the kernels it needs."""
+
+    def __init__(self, gm: GraphModule, prefix: str, shared: _Shared):
+        self.graph = gm.graph
+        self.attributes = gm
+        self.prefix = prefix
+        self.shared = shared
+        self.options = shared.options
+        self.symbols = Symbols()
+        self.emitter = Emitter(self.symbols, shared.options, (n.name for n in gm.graph.nodes))
+        self.part = partition(gm.graph, self.emitter, shared.refused)
+        self.kinds = self.part.kinds
         self.statements: list[_Statement] = []
         self.ready: set[Node] = set()
-        self.kernels: list[KernelText] = []
         # Option `check` runs kernels' nodes again, so it needs the arguments as they were.
-        self.direct: dict[Node, Direct] = {} if options.check else direct_stores(graph, part)
+        self.direct: dict[Node, Direct] = {}
+        if not self.options.check:
+            self.direct = direct_stores(gm.graph, self.part)
         for copy in self.direct:
-            part.reasons.pop(copy)  # not torch's any more
+            self.part.reasons.pop(copy)  # not torch's any more
+        shared.parts.append(self.part)
 
     # ------------------------------------------------------------------------ the whole
 
-    def program(self) -> Program:
+    def write(self) -> None:
         inputs = [n for n in self.graph.nodes if n.op == "placeholder"]
-        for n in self.graph.nodes:
-            if n.op == "get_attr":
-                self._attribute(n)
         bound = []
         for n in inputs:
             self.ready.add(n)
@@ -126,15 +140,12 @@ class _Writer:
                 self._run_torch(step.nodes[0])
         output = next(n for n in self.graph.nodes if n.op == "output")
         returned: list[str] = []
-        text = self._tuple([self._argument(a, returned) for a in output.args[0]])
+        if isinstance(output.args[0], (tuple, list)):
+            text = self._tuple([self._argument(a, returned) for a in output.args[0]])
+        else:
+            text = self._argument(output.args[0], returned)
         self.statements.append(_Statement(f"return {text}", tuple(returned)))
-        return Program(
-            self._header(), self.kernels, self._call([n.name for n in inputs]), self.constants
-        )
-
-    def _header(self) -> str:
-        lines = [f"{var} = {path}" for var, path in self.ops.items()]
-        return HEADER + "\n" + "\n".join(lines) + ("\n" if lines else "")
+        self.shared.calls.append(self._call([n.name for n in inputs]))
 
     def _call(self, inputs: list[str]) -> str:
         """The call function, with every variable dropped after its last use."""
@@ -155,7 +166,7 @@ class _Writer:
             lines.append(s.text)
             if i in drop and not s.text.startswith("return"):
                 lines.append(f"del {', '.join(drop[i])}")
-        return "def call(args):\n" + "".join(f"    {line}\n" for line in lines)
+        return f"def {self.prefix}call(args):\n" + "".join(f"    {line}\n" for line in lines)
 
     def _needed_outside(self) -> set[Node]:
         """KERNEL nodes whose value is stored."""
@@ -199,7 +210,8 @@ class _Writer:
         if not stored and not direct:
             return
         values = stored + [d.value for d in direct]
-        kernel = _KernelWriter(self, step, values).kernel(len(self.kernels))
+        writer = KernelWriter(self.part, self.emitter, self.symbols, step, values)
+        kernel = writer.kernel(len(self.shared.kernels))
         uses: list[str] = []
         arguments = [*kernel.scalars, *(self._argument(n, uses) for n in kernel.loads)]
         allocations = [f"{n.name} = {self._allocation(n)}" for n in stored]
@@ -214,7 +226,7 @@ class _Writer:
             self.statements.append(
                 _Statement(f"check({kernel.name}_check, {everything})", tuple(uses + outputs))
             )
-        self.kernels.append(kernel)
+        self.shared.kernels.append(kernel)
 
     def _allocation(self, node: Node) -> str:
         fake = node.meta["val"]
@@ -249,6 +261,8 @@ class _Writer:
     def _torch_call(self, node: Node, uses: list[str]) -> str:
         if is_getitem(node):
             return f"{self._argument(node.args[0], uses)}[{self._argument(node.args[1], uses)}]"
+        if str(node.target) in SUBGRAPH_OPS:
+            return self._subgraph_call(node, uses)
         args = [self._argument(a, uses) for a in node.args]
         args += [f"{k}={self._argument(v, uses)}" for k, v in node.kwargs.items()]
         return f"{self._op(node.target)}({', '.join(args)})"
@@ -265,13 +279,40 @@ class _Writer:
             if getattr(_MODULES.get(module), target.__name__, None) is not target:
                 return self._constant(target, "function")
         var = re.sub(r"\W", "_", path.removeprefix("torch.ops."))
-        self.ops[var] = path
+        self.shared.ops[var] = path
         return var
+
+    def _subgraph_call(self, node: Node, uses: list[str]) -> str:
+        """A higher-order op whose subgraphs are compiled like the graph itself, each once."""
+        self.part.reasons.pop(node, None)
+        if str(node.target) == "invoke_subgraph":
+            operands = [self._argument(a, uses) for a in node.args[2:]]
+            return f"{self._subgraph(node.args[0])}call([{', '.join(operands)}])"
+        args = []
+        for a in node.args:
+            is_attribute = isinstance(a, Node) and a.op == "get_attr"
+            if is_attribute and isinstance(self._attribute(a), GraphModule):
+                args.append(f"unboxed({self._subgraph(a)}call)")
+            else:
+                args.append(self._argument(a, uses))
+        return f"{self._op(node.target)}({', '.join(args)})"
+
+    def _subgraph(self, node: Node) -> str:
+        """Prefix of a subgraph's text, which is written when it is first needed."""
+        gm = self._attribute(node)
+        known = self.shared.subgraphs.get(id(gm))
+        if known is None:
+            known = f"subgraph_{len(self.shared.subgraphs)}_"
+            self.shared.subgraphs[id(gm)] = known
+            _Writer(gm, known, self.shared).write()
+        return known
 
     def _host(self, node: Node) -> str:
         """Variable of a value on torch's side, made now if it is a view or a part."""
         if node in self.ready:
             return node.name
+        if node.op == "get_attr":
+            return self._constant(self._attribute(node), f"{self.prefix}{node.name}")
         kind = self.kinds[node]
         if kind is Kind.SIZE:
             val = node.meta["val"]
@@ -321,163 +362,19 @@ class _Writer:
 
     # ----------------------------------------------------------------------- constants
 
-    def _attribute(self, node: Node) -> None:
-        value = self.attributes
+    def _attribute(self, node: Node) -> Any:
+        """The value of a get_attr node."""
+        value: Any = self.attributes
         for name in node.target.split("."):
             value = getattr(value, name)
-        self.constants[node.name] = value
-        self.ready.add(node)
+        return value
 
-    def _constant(self, value: Any, kind: str) -> str:
-        for name, known in self.constants.items():
-            if known is value:
-                return name
-        name = f"{kind}_{len(self.constants)}"
-        self.constants[name] = value
+    def _constant(self, value: Any, name: str) -> str:
+        """A global of the program for a value without text."""
+        for known, v in self.shared.constants.items():
+            if v is value:
+                return known
+        if name in self.shared.constants:
+            name = f"{name}_{len(self.shared.constants)}"
+        self.shared.constants[name] = value
         return name
-
-
-class _KernelWriter:
-    """One region: loads, the lines of its nodes, stores."""
-
-    def __init__(self, writer: _Writer, step: Step, stored: list[Node]):
-        self.w = writer
-        self.step = step
-        self.stored = stored
-        self.inside = set(step.nodes)
-        self.loads: dict[str, Node] = {}  # value name -> node that brings it
-        self.scalars: dict[str, str] = {}
-        self.lines: list[tuple[str, str]] = []
-        self.defined: set[str] = set()
-        self.seen: set[Node] = set()
-        self.doc: list[Node] = []
-
-    def kernel(self, index: int) -> KernelText:
-        for node in self._live():
-            self._write(node)
-        dynamic = bool(self.scalars) or any(
-            _is_dynamic(n.meta["val"]) for n in (*self.loads.values(), *self.stored)
-        )
-        body = [f"{name} = k.scalar({dtype})" for name, dtype in self.scalars.items()]
-        for name, node in self.loads.items():
-            body += self._load(name, node)
-        body += [f"{name} = {text}" for name, text in self.lines]
-        body += [
-            f"k.store({self._val(n).name}, {DTYPES[n.meta['val'].dtype]})" for n in self.stored
-        ]
-        name = self._name(index)
-        source = (
-            f'@dvm.kernel(ktype="split", dyn_shape={dynamic})\n'
-            f"def {name}(k):\n" + self._docstring() + "".join(f"    {line}\n" for line in body)
-        )
-        return KernelText(
-            name,
-            source,
-            self.doc,
-            list(self.scalars),
-            list(self.loads.values()),
-            self.stored,
-            dynamic,
-            len(self.lines),
-        )
-
-    def _live(self) -> list[Node]:
-        """Nodes of the region that a stored value depends on."""
-        live: set[Node] = set()
-        stack = list(self.stored)
-        while stack:
-            node = stack.pop()
-            if node in live:
-                continue
-            live.add(node)
-            if node in self.inside or self.w.kinds[node] is Kind.VIEW:
-                stack += self.w.part.written[node].operands
-        return [n for n in self.step.nodes if n in live]
-
-    def _write(self, node: Node) -> None:
-        if node in self.seen:
-            return
-        self.seen.add(node)
-        written = self.w.part.written[node]
-        for a in written.operands:
-            if a in self.inside or self.w.kinds[a] is Kind.VIEW:
-                self._write(a)
-            elif isinstance(self.w.emitter.vals[a], Val):
-                self._loaded(a)
-        self.scalars.update(written.scalars)
-        for name, text in written.lines:
-            if name not in self.defined:
-                self.defined.add(name)
-                self.lines.append((name, text))
-        self.doc.append(node)
-
-    def _loaded(self, node: Node) -> None:
-        name = self._val(node).name
-        if name not in self.defined:
-            self.defined.add(name)
-            self.loads[name] = node
-
-    def _val(self, node: Node) -> Val:
-        return self.w.emitter.vals[node]
-
-    def _load(self, name: str, node: Node) -> list[str]:
-        fake, value = node.meta["val"], self._val(node)
-        shape = [s if isinstance(s, int) else -1 for s in fake.shape]
-        dtype = DTYPES[fake.dtype]
-        if _is_dense(fake):
-            text = f"k.load({shape}, {dtype})"
-        else:
-            stride = [s if isinstance(s, int) else -1 for s in fake.stride()]
-            text = f"k.view_load({shape}, {stride}, {dtype})"
-        if value.held is not value.dtype:
-            text = f"k.cast({text}, {DTYPES[value.held]})"
-        return [f"{name} = {text}"]
-
-    def _name(self, index: int) -> str:
-        ops: dict[str, None] = {}
-        for n in self.doc:
-            if self.w.kinds[n] is Kind.KERNEL and not is_getitem(n):
-                ops[str(n.target).split(".")[1].strip("_")] = None
-        words = list(ops)
-        words = words if len(words) <= 4 else [*words[:3], "etc"]
-        return f"dvm_{'_'.join(words)}_{index}"
-
-    def _docstring(self) -> str:
-        lines = [f"{describe(n)}\n" for n in self.doc]
-        return '    """\n' + "".join(f"    {line}" for line in lines) + '    """\n'
-
-
-def describe(node: Node) -> str:
-    """A node in one line: name, type, op and arguments."""
-    val = node.meta.get("val")
-    if isinstance(val, (tuple, list)):
-        types = ", ".join(_type(v) for v in val)
-        kind = f"({types})"
-    else:
-        kind = _type(val)
-    args = [str(a) for a in node.args] + [f"{k}={v}" for k, v in node.kwargs.items()]
-    target = "getitem" if is_getitem(node) else str(node.target)
-    return f"{node.name}: {kind} = {target}({', '.join(args)})"
-
-
-def _type(val: Any) -> str:
-    if isinstance(val, torch.Tensor):
-        dims = ", ".join(map(str, val.shape))
-        return f"{str(val.dtype).removeprefix('torch.')}[{dims}]"
-    return type(val).__name__
-
-
-def _is_dynamic(fake: torch.Tensor) -> bool:
-    return any(not isinstance(s, int) for s in (*fake.shape, *fake.stride()))
-
-
-def _is_dense(fake: torch.Tensor) -> bool:
-    """Row-major, by the very expressions: no guards are made here."""
-    expected: Any = 1
-    for size, stride in zip(reversed(fake.shape), reversed(fake.stride()), strict=True):
-        if isinstance(size, int) and size == 1:
-            continue
-        if not same_size(stride, expected):
-            return False
-        expected = expected * size
-    return True

@@ -210,18 +210,33 @@ def scaled(e: Emitter, b: Any, alpha: Any) -> Any:
     raise Unsupported("alpha and operand are both known at run time only")
 
 
+def plus_scaled(e: Emitter, a: Any, b: Any, alpha: Any) -> Val:
+    """a + alpha * b, rounded once, as torch's vectorized CPU kernel has it."""
+    plain = isinstance(alpha, Scalar) or alpha == 1 or not isinstance(b, Val)
+    if plain or not e.out.dtype.is_floating_point:
+        return binary(e, "add", a, scaled(e, b, alpha))
+    return e.pointwise("fma", b, float(alpha), a)
+
+
+@row("prims.fma.default")
+def fma(e: Emitter, a: Val, b: Any, c: Any) -> Val:
+    return e.pointwise("fma", a, b, c)
+
+
 @row("add.Tensor", "add.Scalar")
 def add(e: Emitter, a: Any, b: Any, alpha: Any = 1) -> Val:
     if e.out.dtype is _bool:
         if alpha != 1:
             raise Unsupported("alpha on bool")
         return e("logical_or", a, b if isinstance(b, Val) else bool(b))
-    return binary(e, "add", a, scaled(e, b, alpha))
+    return plus_scaled(e, a, b, alpha)
 
 
 @row("sub.Tensor", "sub.Scalar")
 def sub(e: Emitter, a: Any, b: Any, alpha: Any = 1) -> Val:
-    return binary(e, "sub", a, scaled(e, b, alpha))
+    if isinstance(alpha, Scalar) or alpha == 1:
+        return binary(e, "sub", a, scaled(e, b, alpha))
+    return plus_scaled(e, a, b, -alpha)
 
 
 @row("rsub.Tensor", "rsub.Scalar")
@@ -453,7 +468,9 @@ def clamp_max(e: Emitter, x: Val, high: Any) -> Val:
 
 @row("addcmul.default")
 def addcmul(e: Emitter, x: Val, a: Val, b: Val, value: Any = 1) -> Val:
-    return binary(e, "add", x, binary(e, "mul", scaled(e, a, value), b))
+    if not e.out.dtype.is_floating_point:
+        return binary(e, "add", x, binary(e, "mul", scaled(e, a, value), b))
+    return e.pointwise("fma", scaled(e, a, value), b, x)
 
 
 @row("addcdiv.default")
@@ -463,19 +480,19 @@ def addcdiv(e: Emitter, x: Val, a: Val, b: Val, value: Any = 1) -> Val:
 
 @row("lerp.Scalar", "lerp.Tensor")
 def lerp(e: Emitter, a: Val, b: Val, w: Any) -> Val:
-    """torch's form: from the nearer end, so that both ends are exact."""
-    d = binary(e, "sub", b, a)
+    """torch's form: from the nearer end, so that both ends are exact, and rounded once."""
     if isinstance(w, Scalar):
         raise Unsupported("weight known at run time only")
+    d = binary(e, "sub", b, a)
     if isinstance(w, (int, float)):
-        if abs(w) < 0.5:
-            return binary(e, "add", a, binary(e, "mul", d, w))
-        return binary(e, "sub", b, binary(e, "mul", d, 1 - w))
-    w = e.to(w, e.out.dtype)
-    near = e("less", e("abs", w), 0.5, dtype=_bool)
-    low = binary(e, "add", a, binary(e, "mul", d, w))
-    high = binary(e, "sub", b, binary(e, "mul", d, binary(e, "sub", 1, w)))
-    return choose(e, near, low, high)
+        return (
+            e.pointwise("fma", d, float(w), a)
+            if abs(w) < 0.5
+            else e.pointwise("fma", d, w - 1.0, b)
+        )
+    near = e("less", e("abs", e.to(w, e.out.dtype)), 0.5, dtype=_bool)
+    step = choose(e, near, w, binary(e, "sub", w, 1))
+    return e.pointwise("fma", step, d, choose(e, near, a, b))
 
 
 # ------------------------------------------------------------------------------- activations

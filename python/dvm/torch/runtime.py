@@ -17,6 +17,11 @@ except ImportError:
         return torch.empty_strided(size, stride, dtype=dtype)
 
 
+def unboxed(call: Callable) -> Callable:
+    """A function of a list of arguments as a function of arguments."""
+    return lambda *args: call(list(args))
+
+
 # (rtol, atol) of option `check`: torch.testing's own, widened by one digit for sums of long rows.
 TOLERANCE = {
     torch.float32: (1.3e-5, 1e-5),

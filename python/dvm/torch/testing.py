@@ -37,8 +37,8 @@ class Lowered:
         with torch.no_grad():
             self.module = trace(*args)
         self.module.graph.eliminate_dead_code()
-        self.program, part, self._call = build(self.module, "lowered", options)
-        self.fallbacks: Counter = part.fallbacks()
+        self.program, self._call = build(self.module, "lowered", options)
+        self.fallbacks: Counter = self.program.fallbacks
 
     def __call__(self, *args: Any) -> Any:
         return pytree.tree_unflatten(list(self._call(list(args))), self._spec)
