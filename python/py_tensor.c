@@ -462,9 +462,16 @@ bool pydvm_number(PyObject *o, int t, dvm_number *out) {
     }
     PyObject *index = PyFloat_Check(o) ? NULL : PyNumber_Index(o);
     if (index) {
-        out->i = narrow((int64_t)PyLong_AsUnsignedLongLongMask(index), t);
+        const int64_t whole = PyLong_AsLongLong(index);
         Py_DECREF(index);
-        return !PyErr_Occurred();
+        if (whole == -1 && PyErr_Occurred()) {
+            PyErr_Clear();
+            pydvm_fail(DVM_ERR_ARG, "an integer beyond 64 bits is no %s; pass a float instead",
+                       dvm_dtype_name(t));
+            return false;
+        }
+        out->i = narrow(whole, t);
+        return true;
     }
     PyErr_Clear();
     const double d = PyFloat_AsDouble(o);

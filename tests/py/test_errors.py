@@ -277,3 +277,16 @@ def test_a_vector_kernel_is_one_kernel():
     for kind in ("spec", "split"):
         x = np.arange(24, dtype=np.float32).reshape(4, 6)
         assert np.array_equal(build(kind)(x), x.sum(1)[None, :] + x.sum())
+
+
+@pytest.mark.parametrize("value", [2**63, -(2**63) - 1, 2**64, 10**30])
+def test_integers_beyond_64_bits_do_not_wrap(value):
+    @dvm.kernel
+    def scaled(k, x, a):
+        return k.store(k.mul(k.load(x, dvm.float32), k.scalar(a)))
+
+    with pytest.raises(dvm.ArgumentError, match="a number for i64"):
+        scaled(np.ones(4, np.float32), value)
+    assert np.array_equal(
+        scaled(np.ones(4, np.float32), float(value)), np.full(4, value, np.float32)
+    )

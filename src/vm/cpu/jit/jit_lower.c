@@ -7,7 +7,7 @@
 #include "vm/cpu/jit/jit_help.h"
 #include "vm/cpu/jit/jit_ir.h"
 
-enum { SIGN = 0x80000000, ONE = 0x3f800000, INF = 0x7f800000 };
+enum { SIGN = INT32_MIN, ONE = 0x3f800000, INF = 0x7f800000 }; /* bits of an f32 */
 
 /* ---- f32 */
 
