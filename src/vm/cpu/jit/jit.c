@@ -121,6 +121,7 @@ static dvm_status keep(const struct dvm_mem *m, const struct dvm_je *e, const st
     copy_folds(c, b, put(&to, NULL, (size_t)b->nfold * sizeof *c->fold));
     lay_scratch(c, b, put(&to, NULL, s->nopnd));
     c->scans = b->nscan > 0;
+    if (s->mode == DVM_MODE_MAP && !c->may_stage && !c->scans) c->c.run = dvm_jit_run_dense;
     c->name = dvm_jit_name_new(m, s, start, code_size - (size_t)entry);
     *out = &c->c;
     return DVM_OK;
@@ -221,7 +222,8 @@ dvm_status dvm_jit_list(const struct dvm_mem *m, const struct dvm_strip *s, int 
 }
 
 bool dvm_jit_is(const struct dvm_code *c) {
-    return c->run == dvm_jit_run_map || c->run == dvm_jit_run_row || c->run == dvm_jit_run_col;
+    return c->run == dvm_jit_run_map || c->run == dvm_jit_run_dense || c->run == dvm_jit_run_row ||
+           c->run == dvm_jit_run_col;
 }
 
 size_t dvm_jit_code(const struct dvm_code *c, const void **bytes) {

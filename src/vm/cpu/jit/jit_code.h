@@ -43,6 +43,7 @@ enum {
 };
 /* jit_run.c */
 void dvm_jit_run_map(const struct dvm_code *c, const struct dvm_strip_args *a);
+void dvm_jit_run_dense(const struct dvm_code *c, const struct dvm_strip_args *a);
 void dvm_jit_run_row(const struct dvm_code *c, const struct dvm_strip_args *a);
 void dvm_jit_run_col(const struct dvm_code *c, const struct dvm_strip_args *a);
 /* Bytes that staging an operand takes. */

@@ -105,7 +105,8 @@ static void enter(struct dvm_je *e, const struct dvm_jplan *p, int32_t parts) {
     gpr(e, G_MOV, J_R_ROW, dvm_x_reg(X_RDI));
     gpr(e, G_MOV, J_R_OPND, ARG(opnd));
     gpr(e, G_MOV, J_R_END, ARG(n));
-    gpr(e, G_MOV_ST, J_R_END, dvm_j_frame_at(J_F_N));
+    bool map = e->b->s->mode == DVM_MODE_MAP;
+    if (!map) gpr(e, G_MOV_ST, J_R_END, dvm_j_frame_at(J_F_N)); /* where rdx has other uses */
     if (e->b->calls) gpr(e, G_MOV_ST, J_R_ROW, dvm_j_frame_at(J_F_ARGS));
     if (e->b->s->mode == DVM_MODE_ROW) {
         gpr(e, G_LEA, X_RAX, dvm_j_frame_at(parts));
@@ -116,7 +117,7 @@ static void enter(struct dvm_je *e, const struct dvm_jplan *p, int32_t parts) {
     dvm_j_label(e, "once a call");
     dvm_j_emit(e, J_CALL);
     gpr(e, G_MOV, J_R_ROW, ARG(m));
-    if (e->b->s->mode != DVM_MODE_MAP) gpr(e, G_MOV_ST, J_R_ROW, dvm_j_frame_at(J_F_ROWS));
+    if (!map) gpr(e, G_MOV_ST, J_R_ROW, dvm_j_frame_at(J_F_ROWS));
 }
 
 static void leave(struct dvm_je *e, const struct dvm_jplan *p) {
@@ -308,7 +309,6 @@ static void map_rows(struct dvm_je *e, const struct dvm_jplan *p) {
     int top = dvm_enc_at(&e->e);
     start_row(e);
     dvm_x_gpr(&e->e, G_XOR, false, J_R_COL, dvm_x_reg(J_R_COL), 0);
-    gpr(e, G_MOV, J_R_END, dvm_j_frame_at(J_F_N));
     struct cold c = columns(e, p);
     tail_loop(e, p);
     dvm_j_label(e, "next row");

@@ -210,6 +210,15 @@ void dvm_jit_run_map(const struct dvm_code *code, const args *a) {
         call(c, a, 0);
 }
 
+/* The same where nothing can need staging and rows need not be whole: most maps. */
+void dvm_jit_run_dense(const struct dvm_code *code, const args *a) {
+    const struct dvm_jit_code *c = code_of(code);
+    if (DVM_LIKELY(a->m == 1 && a->n > 0 && !a->stream))
+        c->fn(a, 0);
+    else
+        dvm_jit_run_map(code, a);
+}
+
 /* ---- rows */
 
 /* The part of one block. first: index of its first element. */
