@@ -335,7 +335,8 @@ static void bench_folds(void) {
     static struct prog p;
     static const long rows[][2] = {{4096, 16}, {1024, 64}, {256, 256},  {64, 1000},
                                    {16, 4096}, {1, 65536}, {1024, 4096}};
-    static const long cols[][2] = {{64, 1024}, {16, 1024}, {8, 1024}, {64, 1000}, {64, 64}, {64, 16384}, {8, 4096}};
+    static const long cols[][2] = {{64, 1024}, {16, 1024},  {8, 1024}, {64, 1000},
+                                   {64, 64},   {64, 16384}, {8, 4096}};
     static const int f32[] = {4, 4, 4}, bf16[] = {2, 4}, i64[] = {8, 8}, arg[] = {4, 8, 4};
     for (size_t k = 0; k < DVM_COUNT(rows); k++) {
         fold_of(&p, DVM_MODE_ROW, DVM_F32, 0, DVM_OP_SUM),

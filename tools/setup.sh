@@ -154,6 +154,8 @@ choose_python() {
 
 # To configure and compile.
 setup_build() {
+    # Before the first configuration, which decides once whether there are unit tests.
+    apt_need g++ g++ /usr/include/cmocka.h libcmocka-dev || true
     apt_need gcc gcc /usr/include/stdio.h libc6-dev pkg-config pkg-config git git nm binutils ||
         die "a C compiler is needed: apt-get install gcc libc6-dev pkg-config git binutils"
     case ${CC:-gcc} in
@@ -177,10 +179,7 @@ setup_python() {
     [[ ${DVM_TORCH_VERSION:-} == none ]] || pip_need torch "$TORCH"
 }
 
-setup_tests() {
-    apt_need g++ g++ /usr/include/cmocka.h libcmocka-dev || true
-    setup_python
-}
+setup_tests() { setup_python; }
 
 # Forgets what could not be had, so that it is tried again.
 setup_again() { rm -f "$STAMPS"/*.left-out "$STAMPS"/apt-failed-* "$STAMPS/base"; }

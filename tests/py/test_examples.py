@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 FOLDER = Path(__file__).parent.parent.parent / "examples"
-NAMES = sorted(p.name for p in FOLDER.glob("*.py") if p.name != "demo.py")
+NAMES = sorted(p.name for p in FOLDER.glob("*.py") if not p.name.startswith("demo"))
 
 
 @pytest.mark.parametrize("name", NAMES)
