@@ -1,5 +1,7 @@
 /* Matrix-multiply kernels: register tiles, packing, streaming rows, stores. Formats and meanings: vm/k_gemm.h.
  *
+ * The build gives this file -O2, where the compiler vectorises little: every loop that matters is written over vectors.
+ *
  * Every kernel is written over a vector `vf` of W floats with load, store, set1, fma, add; a level is those few lines
  * and the shape of its register tile, MR rows by NV vectors:
  *     avx512  12 x 32: 24 accumulators, 2 of B, A broadcast from memory
@@ -32,12 +34,36 @@ typedef __m512i vu;
 #define vu_low(u) _mm512_slli_epi32(u, 16)
 #define vu_load(p) _mm512_loadu_si512(p)
 #define vu_store(p, v) _mm512_storeu_si512(p, v)
+#define vu_set1(x) _mm512_set1_epi32((int)(x))
+#define vu_swap(u) _mm512_rol_epi32(u, 16)
+#define vu_or(a, b) _mm512_or_si512(a, b)
+#define vu_twice16(u) _mm512_add_epi16(u, u)
+#define vu_less16(u) _mm512_add_epi16(u, _mm512_set1_epi16(-1))
+#define vu_min16(a, b) _mm512_min_epu16(a, b)
+#define vu_max16(a, b) _mm512_max_epu16(a, b)
 DVM_INLINE vf vf_load_bf16(const uint16_t *p) {
     __m512i w = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)(const void *)p));
     return _mm512_castsi512_ps(_mm512_slli_epi32(w, 16));
 }
 DVM_INLINE vf vf_load_f16(const uint16_t *p) {
     return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)(const void *)p));
+}
+DVM_INLINE vu vu_load16(const uint16_t *p) {
+    return _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)(const void *)p));
+}
+DVM_INLINE vf vf_one_nan(vf v) {
+    return _mm512_mask_mov_ps(v, _mm512_cmp_ps_mask(v, v, _CMP_UNORD_Q),
+                              _mm512_castsi512_ps(_mm512_set1_epi32(0x7fc00000)));
+}
+DVM_INLINE void vf_store_bf16(uint16_t *p, vf v) {
+    __m512i u = _mm512_castps_si512(vf_one_nan(v));
+    __m512i odd = _mm512_and_si512(_mm512_srli_epi32(u, 16), _mm512_set1_epi32(1));
+    u = _mm512_add_epi32(_mm512_add_epi32(u, odd), _mm512_set1_epi32(0x7fff));
+    _mm256_storeu_si256((__m256i *)(void *)p, _mm512_cvtepi32_epi16(_mm512_srli_epi32(u, 16)));
+}
+DVM_INLINE void vf_store_f16(uint16_t *p, vf v) {
+    _mm256_storeu_si256((__m256i *)(void *)p,
+                        _mm512_cvtps_ph(vf_one_nan(v), _MM_FROUND_TO_NEAREST_INT));
 }
 #elif defined(__AVX2__)
 #include <immintrin.h>
@@ -56,12 +82,38 @@ typedef __m256i vu;
 #define vu_low(u) _mm256_slli_epi32(u, 16)
 #define vu_load(p) _mm256_loadu_si256((const __m256i *)(const void *)(p))
 #define vu_store(p, v) _mm256_storeu_si256((__m256i *)(void *)(p), v)
+#define vu_set1(x) _mm256_set1_epi32((int)(x))
+#define vu_swap(u) _mm256_or_si256(_mm256_slli_epi32(u, 16), _mm256_srli_epi32(u, 16))
+#define vu_or(a, b) _mm256_or_si256(a, b)
+#define vu_twice16(u) _mm256_add_epi16(u, u)
+#define vu_less16(u) _mm256_add_epi16(u, _mm256_set1_epi16(-1))
+#define vu_min16(a, b) _mm256_min_epu16(a, b)
+#define vu_max16(a, b) _mm256_max_epu16(a, b)
 DVM_INLINE vf vf_load_bf16(const uint16_t *p) {
     __m256i w = _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)(const void *)p));
     return _mm256_castsi256_ps(_mm256_slli_epi32(w, 16));
 }
 DVM_INLINE vf vf_load_f16(const uint16_t *p) {
     return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(const void *)p));
+}
+DVM_INLINE vu vu_load16(const uint16_t *p) {
+    return _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)(const void *)p));
+}
+DVM_INLINE vf vf_one_nan(vf v) {
+    return _mm256_blendv_ps(v, _mm256_castsi256_ps(_mm256_set1_epi32(0x7fc00000)),
+                            _mm256_cmp_ps(v, v, _CMP_UNORD_Q));
+}
+DVM_INLINE void vf_store_bf16(uint16_t *p, vf v) {
+    __m256i u = _mm256_castps_si256(vf_one_nan(v));
+    __m256i odd = _mm256_and_si256(_mm256_srli_epi32(u, 16), _mm256_set1_epi32(1));
+    u = _mm256_add_epi32(_mm256_add_epi32(u, odd), _mm256_set1_epi32(0x7fff));
+    u = _mm256_srli_epi32(u, 16);
+    _mm_storeu_si128((__m128i *)(void *)p,
+                     _mm_packus_epi32(_mm256_castsi256_si128(u), _mm256_extracti128_si256(u, 1)));
+}
+DVM_INLINE void vf_store_f16(uint16_t *p, vf v) {
+    _mm_storeu_si128((__m128i *)(void *)p,
+                     _mm256_cvtps_ph(vf_one_nan(v), _MM_FROUND_TO_NEAREST_INT));
 }
 #elif defined(__ARM_NEON) && defined(__aarch64__)
 #include <arm_neon.h>
@@ -80,11 +132,33 @@ typedef uint32x4_t vu;
 #define vu_low(u) vshlq_n_u32(u, 16)
 #define vu_load(p) vld1q_u32(p)
 #define vu_store(p, v) vst1q_u32(p, v)
+#define vu_set1(x) vdupq_n_u32(x)
+#define vu_swap(u) vreinterpretq_u32_u16(vrev32q_u16(vreinterpretq_u16_u32(u)))
+#define vu_or(a, b) vorrq_u32(a, b)
+#define NEON16(op, a, b)                                                          \
+    vreinterpretq_u32_u16(op(vreinterpretq_u16_u32(a), vreinterpretq_u16_u32(b)))
+#define vu_twice16(u) NEON16(vaddq_u16, u, u)
+#define vu_less16(u) NEON16(vaddq_u16, u, vdupq_n_u32(0xffffffff))
+#define vu_min16(a, b) NEON16(vminq_u16, a, b)
+#define vu_max16(a, b) NEON16(vmaxq_u16, a, b)
 DVM_INLINE vf vf_load_bf16(const uint16_t *p) {
     return vreinterpretq_f32_u32(vshll_n_u16(vld1_u16(p), 16));
 }
 DVM_INLINE vf vf_load_f16(const uint16_t *p) {
     return vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(p)));
+}
+DVM_INLINE vu vu_load16(const uint16_t *p) { return vmovl_u16(vld1_u16(p)); }
+DVM_INLINE vf vf_one_nan(vf v) {
+    return vbslq_f32(vceqq_f32(v, v), v, vreinterpretq_f32_u32(vdupq_n_u32(0x7fc00000)));
+}
+DVM_INLINE void vf_store_bf16(uint16_t *p, vf v) {
+    uint32x4_t u = vreinterpretq_u32_f32(vf_one_nan(v));
+    uint32x4_t odd = vandq_u32(vshrq_n_u32(u, 16), vdupq_n_u32(1));
+    u = vaddq_u32(vaddq_u32(u, odd), vdupq_n_u32(0x7fff));
+    vst1_u16(p, vshrn_n_u32(u, 16));
+}
+DVM_INLINE void vf_store_f16(uint16_t *p, vf v) {
+    vst1_u16(p, vreinterpret_u16_f16(vcvt_f16_f32(vf_one_nan(v))));
 }
 #else
 enum { W = 1, MR = 4, NV = 4 };
@@ -92,16 +166,35 @@ typedef float vf;
 typedef uint32_t vu;
 #define vf_zero() 0.0f
 #define vf_set1(x) (x)
-#define vf_load(p) (*(p))
-#define vf_store(p, v) (*(p) = (v))
+DVM_INLINE float vf_load(const void *p) {
+    float f;
+    memcpy(&f, p, 4);
+    return f;
+}
+DVM_INLINE uint32_t vu_load(const void *p) {
+    uint32_t u;
+    memcpy(&u, p, 4);
+    return u;
+}
+DVM_INLINE void vf_store(void *p, float f) { memcpy(p, &f, 4); }
+DVM_INLINE void vu_store(void *p, uint32_t u) { memcpy(p, &u, 4); }
 #define vf_add(a, b) ((a) + (b))
 #define vf_fma(a, b, c) xc_fma(a, b, c)
 #define vu_of(f) dvm_f32_bits(f)
 #define vf_of(u) dvm_bits_f32(u)
 #define vu_high(u) ((u) & 0xffff0000)
 #define vu_low(u) ((u) << 16)
-#define vu_load(p) (*(p))
-#define vu_store(p, v) (*(p) = (v))
+#define vu_set1(x) ((uint32_t)(x))
+#define vu_swap(u) ((u) << 16 | (u) >> 16)
+#define vu_or(a, b) ((a) | (b))
+#define BOTH16(expr_high, expr_low) ((uint32_t)(expr_high) << 16 | ((uint32_t)(expr_low) & 0xffff))
+#define vu_twice16(u) BOTH16(((u) >> 16) * 2, (u) * 2)
+#define vu_less16(u) BOTH16(((u) >> 16) - 1, (u) - 1)
+#define vu_min16(a, b) BOTH16(DVM_MIN((a) >> 16, (b) >> 16), DVM_MIN((a) & 0xffff, (b) & 0xffff))
+#define vu_max16(a, b) BOTH16(DVM_MAX((a) >> 16, (b) >> 16), DVM_MAX((a) & 0xffff, (b) & 0xffff))
+#define vu_load16(p) ((uint32_t)*(p))
+#define vf_store_bf16(p, v) (*(p) = dvm_f32_to_bf16(v))
+#define vf_store_f16(p, v) (*(p) = dvm_f32_to_f16(v))
 #define vf_load_bf16(p) dvm_bf16_to_f32(*(p))
 #define vf_load_f16(p) dvm_f16_to_f32(*(p))
 #endif
@@ -457,21 +550,23 @@ DVM_INLINE uint32_t pair(uint16_t first, uint16_t second) { return (uint32_t)fir
 
 /* n elements of a contiguous row to (n + 1) / 2 words. */
 static void swap_row(uint32_t *DVM_RESTRICT d, const char *DVM_RESTRICT s, int64_t n) {
-    int64_t p = n / 2;
-    for (int64_t i = 0; i < p; i++) {
-        uint32_t w;
-        memcpy(&w, s + i * 4, 4);
-        d[i] = w << 16 | w >> 16;
+    int64_t p = n / 2, i = 0;
+    for (; i + W <= p; i += W) {
+        vu w = vu_load((const uint32_t *)(const void *)(s + i * 4));
+        vu_store(d + i, vu_swap(w));
     }
-    if (n & 1) d[p] = pair(*u16_at(s + p * 4), 0);
+    for (; i < p; i++) d[i] = pair(u16_at(s)[2 * i], u16_at(s)[2 * i + 1]);
+    if (n & 1) d[p] = pair(u16_at(s)[n - 1], 0);
 }
 /* n words from two contiguous rows; b NULL: zeros. */
-static void zip_row(uint32_t *DVM_RESTRICT d, const char *a_, const char *b_, int64_t n) {
+DVM_INLINE void zip_row(uint32_t *DVM_RESTRICT d, const char *a_, const char *b_, int64_t n) {
     const uint16_t *a = u16_at(a_), *b = u16_at(b_);
-    if (b)
-        for (int64_t j = 0; j < n; j++) d[j] = pair(a[j], b[j]);
-    else
-        for (int64_t j = 0; j < n; j++) d[j] = pair(a[j], 0);
+    int64_t j = 0;
+    for (; j + W <= n; j += W) {
+        vu high = vu_of(vf_load_bf16(a + j));
+        vu_store(d + j, b ? vu_or(high, vu_load16(b + j)) : high);
+    }
+    for (; j < n; j++) d[j] = pair(a[j], b ? b[j] : 0);
 }
 DVM_INLINE uint16_t half_at(const struct dvm_k_block *s, int64_t i, int64_t j) {
     return i < s->rows && j < s->cols ? *u16_at(s->p + i * s->rs + j * s->cs) : 0;
@@ -549,36 +644,63 @@ static void row_pairs(uint32_t *d, int64_t w, int64_t strip, const struct dvm_k_
     }
 }
 
+/* Rows of words become two rows of floats; w = 1: a row of words becomes one row. */
 static void unpair(float *DVM_RESTRICT d, const uint32_t *DVM_RESTRICT s, int64_t w,
                    int64_t pairs) {
-    for (int64_t i = 0; i < pairs; i++)
-        for (int64_t j = 0; j < w; j++) {
-            uint32_t x = s[i * w + j];
-            d[2 * i * w + j] = dvm_bits_f32(x & 0xffff0000);
-            d[(2 * i + 1) * w + j] = dvm_bits_f32(x << 16);
+    int64_t i = 0;
+    if (w == 1) {
+        for (; i + W <= pairs; i += W) {
+            uint32_t words[W];
+            uint16_t halves[2 * W];
+            vu_store(words, vu_swap(vu_load(s + i)));
+            memcpy(halves, words, sizeof halves);
+            vf_store(d + 2 * i, vf_load_bf16(halves));
+            vf_store(d + 2 * i + W, vf_load_bf16(halves + W));
+        }
+    }
+    for (; i < pairs; i++)
+        for (int64_t j = 0; j < w; j += w == 1 ? 1 : W) {
+            const uint32_t *x = s + i * w + j;
+            float *high = d + 2 * i * w + j, *low = high + w;
+            if (w == 1) {
+                *high = dvm_bits_f32(*x & 0xffff0000);
+                *low = dvm_bits_f32(*x << 16);
+            } else {
+                vf_store(high, vf_of(vu_high(vu_load(x))));
+                vf_store(low, vf_of(vu_low(vu_load(x))));
+            }
         }
 }
 
-/* Twice the magnitude, less one: a zero becomes the largest. */
+/* Twice the magnitude, and the same less one: a zero becomes the largest. */
 static void exponents(const uint32_t *s, int64_t n, int *lo, int *hi) {
-    const uint16_t *h = (const uint16_t *)(const void *)s;
-    uint16_t small = 0xffff, large = 0;
-    for (int64_t i = 0; i < 2 * n; i++) {
-        uint16_t m = (uint16_t)(h[i] << 1), z = (uint16_t)(m - 1);
-        small = z < small ? z : small;
-        large = m > large ? m : large;
+    vu small = vu_set1(0xffffffff), large = vu_set1(0);
+    int64_t i = 0;
+    for (; i < n; i += W) {
+        uint32_t part[W] = {0};
+        if (i + W > n) memcpy(part, s + i, (size_t)(n - i) * 4);
+        vu m = vu_twice16(vu_load(i + W > n ? part : s + i));
+        small = vu_min16(small, vu_less16(m));
+        large = vu_max16(large, m);
     }
-    *lo = (small + 1) >> 8;
-    if (small == 0xffff) *lo = 255;
-    *hi = large >> 8;
+    uint32_t a[W], b[W];
+    uint32_t least = 0xffff, most = 0;
+    vu_store(a, small);
+    vu_store(b, large);
+    for (int l = 0; l < W; l++) {
+        least = DVM_MIN(least, DVM_MIN(a[l] >> 16, a[l] & 0xffff));
+        most = DVM_MAX(most, DVM_MAX(b[l] >> 16, b[l] & 0xffff));
+    }
+    *lo = least == 0xffff ? 255 : (int)((least + 1) >> 8);
+    *hi = (int)(most >> 8);
 }
 
 /* ---- streaming: few rows, B read once where it stands */
 
 /* KU rows of B at a time, two vectors of each: sums stay in tmp, in the first-level cache, across the rows of a block.
  * What the next KU rows hold there is prefetched: a processor sees eight short streams, not one long one. */
-enum { KU = 8, SMALL = DVM_GEMM_SMALL_M };
-DVM_INLINE void n1_part(const int m, const int ku, const int nv, const float *a, const char *p,
+enum { KU = 8 };
+DVM_INLINE void n1_part(int m, const int ku, const int nv, const float *a, const char *p,
                         int64_t rs, bool first, float *tmp, int64_t n, int64_t have, dvm_dtype t) {
     vf x[KU][2];
     DVM_UNROLL
@@ -589,25 +711,28 @@ DVM_INLINE void n1_part(const int m, const int ku, const int nv, const float *a,
             x[u][v] = have >= (v + 1) * W ? vf_load_t(q, t) : vf_load_part(q, t, have - v * W);
         }
     }
-    for (int r = 0; r < m; r++) {
+    for (int r = 0; r < m; r++, a += KC, tmp += n) {
         DVM_UNROLL
         for (int v = 0; v < nv; v++) {
-            float *at = tmp + r * n + v * W;
             bool whole = have >= (v + 1) * W;
-            vf s = first   ? vf_zero()
-                   : whole ? vf_load(at)
-                           : vf_load_part((char *)at, DVM_F32, have - v * W);
+            float old[W] = {0};
+            vf s = vf_zero();
+            if (!first && whole) s = vf_load(tmp + v * W);
+            if (!first && !whole) {
+                memcpy(old, tmp + v * W, (size_t)(have - v * W) * 4);
+                s = vf_load(old);
+            }
             DVM_UNROLL
-            for (int u = 0; u < ku; u++) s = vf_fma(vf_set1(a[r * KC + u]), x[u][v], s);
+            for (int u = 0; u < ku; u++) s = vf_fma(vf_set1(a[u]), x[u][v], s);
             if (whole)
-                vf_store(at, s);
+                vf_store(tmp + v * W, s);
             else
-                vf_store_part(at, s, have - v * W);
+                vf_store_part(tmp + v * W, s, have - v * W);
         }
     }
 }
-DVM_INLINE void n1_rows(const int m, const int ku, const float *a, const struct dvm_k_block *b,
-                        int64_t k, float *tmp, dvm_dtype t) {
+DVM_INLINE void n1_rows(int m, const int ku, const float *a, const struct dvm_k_block *b, int64_t k,
+                        float *tmp, dvm_dtype t) {
     int64_t n = b->cols, sz = size_of(t), j = 0;
     const char *p = b->p + k * b->rs;
     for (; j + 2 * W <= n; j += 2 * W) {
@@ -619,48 +744,40 @@ DVM_INLINE void n1_rows(const int m, const int ku, const float *a, const struct 
     }
     for (; j < n; j += W) n1_part(m, ku, 1, a + k, p + j * sz, b->rs, k == 0, tmp + j, n, n - j, t);
 }
-DVM_INLINE void n1_block(const int m, const float *a, const struct dvm_k_block *b, float *tmp,
+DVM_INLINE void n1_block(int m, const float *a, const struct dvm_k_block *b, float *tmp,
                          dvm_dtype t) {
     int64_t k = 0;
     for (; k + KU <= b->rows; k += KU) n1_rows(m, KU, a, b, k, tmp, t);
     for (; k < b->rows; k++) n1_rows(m, 1, a, b, k, tmp, t);
 }
-static void add_rows(int m, int64_t n, const float *tmp, float *c, int64_t ldc, bool first) {
-    for (int r = 0; r < m; r++, c += ldc, tmp += n) {
-        if (first)
-            memcpy(c, tmp, (size_t)n * 4);
-        else
-            for (int64_t j = 0; j < n; j++) c[j] += tmp[j];
+static void add_row(float *c, const float *tmp, int64_t n, bool first) {
+    int64_t j = 0;
+    if (first) {
+        memcpy(c, tmp, (size_t)n * 4);
+        return;
     }
+    for (; j + W <= n; j += W) vf_store(c + j, vf_add(vf_load(c + j), vf_load(tmp + j)));
+    for (; j < n; j++) c[j] += tmp[j];
 }
-#define N1_TYPES(m_)                                        \
-    (b->t == DVM_F32    ? n1_block(m_, a, b, tmp, DVM_F32)  \
-     : b->t == DVM_BF16 ? n1_block(m_, a, b, tmp, DVM_BF16) \
-                        : n1_block(m_, a, b, tmp, DVM_F16))
-#define SMALL_CASES(BODY)    \
-    case 1: BODY(1); break;  \
-    case 2: BODY(2); break;  \
-    case 3: BODY(3); break;  \
-    case 4: BODY(4); break;  \
-    case 5: BODY(5); break;  \
-    case 6: BODY(6); break;  \
-    case 7: BODY(7); break;  \
-    default: BODY(8); break;
 static void stream_n1(int m, const float *a, const struct dvm_k_block *b, float *c, int64_t ldc,
                       float *tmp, bool first) {
-    switch (m) { SMALL_CASES(N1_TYPES) }
-    add_rows(m, b->cols, tmp, c, ldc, first);
+    switch (b->t) {
+    case DVM_F32: n1_block(m, a, b, tmp, DVM_F32); break;
+    case DVM_BF16: n1_block(m, a, b, tmp, DVM_BF16); break;
+    default: n1_block(m, a, b, tmp, DVM_F16); break;
+    }
+    for (int r = 0; r < m; r++) add_row(c + r * ldc, tmp + r * b->cols, b->cols, first);
 }
 
 /* Columns of B are contiguous: W of them are turned, W words at a time; a word is one float or two bf16. */
 enum {
     AHEAD = 512
 }; /* bytes: each column is a stream, and there are too many of them for the processor to see */
-DVM_INLINE void k1_fma(const int m, const float *a, vf v, vf acc[SMALL]) {
+DVM_INLINE void k1_fma(const int m, const float *a, vf v, vf acc[4]) {
     DVM_UNROLL
     for (int r = 0; r < m; r++) acc[r] = vf_fma(vf_set1(a[r * KC]), v, acc[r]);
 }
-DVM_INLINE void k1_whole(const int m, const float *a, const char *p, int64_t cs, vf acc[SMALL],
+DVM_INLINE void k1_whole(const int m, const float *a, const char *p, int64_t cs, vf acc[4],
                          dvm_dtype t) {
     vu x[W];
     DVM_UNROLL
@@ -682,19 +799,19 @@ DVM_INLINE void k1_whole(const int m, const float *a, const char *p, int64_t cs,
 }
 /* Fewer than W columns or elements: through a buffer; columns beyond the last are the last again. */
 DVM_INLINE void k1_part(const int m, const float *a, const char *p, int64_t cs, int64_t have,
-                        int64_t kw, vf acc[SMALL], dvm_dtype t) {
+                        int64_t kw, vf acc[4], dvm_dtype t) {
     uint32_t x[W * W], y[W * W];
     for (int64_t l = 0; l < W; l++) {
         const char *q = p + DVM_MIN(l, have - 1) * cs;
-        vf_store((float *)x + l * W, kw == W ? vf_load_t(q, t) : vf_load_part(q, t, kw));
+        vu_store(x + l * W, vu_of(kw == W ? vf_load_t(q, t) : vf_load_part(q, t, kw)));
     }
     transpose_block(y, W, x, W);
-    for (int64_t u = 0; u < kw; u++) k1_fma(m, a + u, vf_load((float *)y + u * W), acc);
+    for (int64_t u = 0; u < kw; u++) k1_fma(m, a + u, vf_of(vu_load(y + u * W)), acc);
 }
 DVM_INLINE void k1_group(const int m, const float *a, const struct dvm_k_block *b, int64_t j,
                          float *c, int64_t ldc, bool first, dvm_dtype t) {
     int64_t have = DVM_MIN(b->cols - j, W), step = t == DVM_BF16 ? 2 * W : W, k = 0;
-    vf acc[SMALL];
+    vf acc[4];
     for (int r = 0; r < m; r++) acc[r] = vf_zero();
     const char *p = b->p + j * b->cs;
     if (have == W)
@@ -713,13 +830,22 @@ DVM_INLINE void k1_block(const int m, const float *a, const struct dvm_k_block *
                          int64_t ldc, bool first, dvm_dtype t) {
     for (int64_t j = 0; j < b->cols; j += W) k1_group(m, a, b, j, c, ldc, first, t);
 }
+/* Four, two or one row in a pass: B is in the first-level cache after the first. */
 #define K1_TYPES(m_)                                                  \
     (b->t == DVM_F32    ? k1_block(m_, a, b, c, ldc, first, DVM_F32)  \
      : b->t == DVM_BF16 ? k1_block(m_, a, b, c, ldc, first, DVM_BF16) \
                         : k1_block(m_, a, b, c, ldc, first, DVM_F16))
 static void stream_k1(int m, const float *a, const struct dvm_k_block *b, float *c, int64_t ldc,
                       bool first) {
-    switch (m) { SMALL_CASES(K1_TYPES) }
+    for (int h; m > 0; m -= h, a += h * KC, c += h * ldc) {
+        h = m >= 4 ? 4 : m >= 2 ? 2 : 1;
+        if (h == 4)
+            K1_TYPES(4);
+        else if (h == 2)
+            K1_TYPES(2);
+        else
+            K1_TYPES(1);
+    }
 }
 
 /* ---- results */
@@ -734,23 +860,27 @@ DVM_INLINE void store_one(char *d, dvm_dtype t, float f) {
 DVM_INLINE void store_rows(char *d, int64_t rs, int64_t cs, dvm_dtype t, const float *c,
                            int64_t ldc, int64_t m, int64_t n, const float *bias) {
     for (int64_t i = 0; i < m; i++, d += rs, c += ldc) {
-        if (bias)
-            for (int64_t j = 0; j < n; j++) store_one(d + j * cs, t, c[j] + bias[j]);
-        else
-            for (int64_t j = 0; j < n; j++) store_one(d + j * cs, t, c[j]);
+        int64_t j = 0;
+        for (; cs == size_of(t) && j + W <= n; j += W) {
+            vf v = vf_load(c + j);
+            char *at = d + j * size_of(t);
+            if (bias) v = vf_add(v, vf_load(bias + j));
+            if (t == DVM_F32)
+                vf_store((float *)(void *)at, v);
+            else if (t == DVM_BF16)
+                vf_store_bf16((uint16_t *)(void *)at, v);
+            else
+                vf_store_f16((uint16_t *)(void *)at, v);
+        }
+        for (; j < n; j++) store_one(d + j * cs, t, bias ? c[j] + bias[j] : c[j]);
     }
 }
 static void store(char *d, int64_t rs, int64_t cs, dvm_dtype t, const float *c, int64_t ldc,
                   int64_t m, int64_t n, const float *bias) {
-#define STORE(T, size)                                  \
-    if (cs == (size))                                   \
-        store_rows(d, rs, size, T, c, ldc, m, n, bias); \
-    else                                                \
-        store_rows(d, rs, cs, T, c, ldc, m, n, bias)
     switch (t) {
-    case DVM_F32: STORE(DVM_F32, 4); break;
-    case DVM_BF16: STORE(DVM_BF16, 2); break;
-    default: STORE(DVM_F16, 2); break;
+    case DVM_F32: store_rows(d, rs, cs, DVM_F32, c, ldc, m, n, bias); break;
+    case DVM_BF16: store_rows(d, rs, cs, DVM_BF16, c, ldc, m, n, bias); break;
+    default: store_rows(d, rs, cs, DVM_F16, c, ldc, m, n, bias); break;
     }
 }
 
