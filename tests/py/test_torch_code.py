@@ -81,6 +81,31 @@ def test_call_text_frees_what_is_dead():
     assert "del mul\n" in body and "del add\n" in body
 
 
+def test_dead_buffers_are_used_again():
+    def f(x, w):
+        for _ in range(4):
+            x = torch.relu(x @ w)
+        return x.t() @ w, x
+
+    x, w = torch.randn(4, 4), torch.randn(4, 4)
+    low = lowered(f, x, w)
+    assert low.program.call.count("empty_cpu(") == 1
+    torch.testing.assert_close(low(x, w), f(x, w))
+
+
+def test_buffers_in_view_or_returned_are_not_used_again():
+    def f(x, w):
+        a = torch.relu(x @ w)
+        v = a.t()
+        b = torch.relu(a @ w)
+        return torch.relu(b @ w) + 1, v
+
+    x, w = torch.randn(4, 4), torch.randn(4, 4)
+    low = lowered(f, x, w)
+    assert low.program.call.count("empty_cpu(") == 2
+    torch.testing.assert_close(low(x, w), f(x, w))
+
+
 def test_output_code_runs_by_itself(tmp_path):
     table = torch.arange(6.0)
 

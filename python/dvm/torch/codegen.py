@@ -16,7 +16,8 @@ from typing import Any, NamedTuple
 import torch
 from torch.fx import GraphModule, Node
 
-from .fx import Emitter, is_getitem
+from .call_text import Statement, body
+from .fx import Emitter, is_getitem, is_left_to_torch
 from .inplace import Direct, direct_stores
 from .kernel_text import KernelText, KernelWriter
 from .options import Options
@@ -91,11 +92,6 @@ class _Shared:
         self.subgraphs: dict[int, str] = {}  # id of a GraphModule -> prefix of its text
 
 
-class _Statement(NamedTuple):
-    text: str
-    uses: tuple[str, ...]
-
-
 class _Writer:
     """Writes the call function of one graph and the kernels it needs."""
 
@@ -109,7 +105,7 @@ class _Writer:
         self.emitter = Emitter(self.symbols, shared.options, (n.name for n in gm.graph.nodes))
         self.part = partition(gm.graph, self.emitter, shared.refused)
         self.kinds = self.part.kinds
-        self.statements: list[_Statement] = []
+        self.statements: list[Statement] = []
         self.ready: set[Node] = set()
         # Option `check` runs kernels' nodes again, so it needs the arguments as they were.
         self.direct: dict[Node, Direct] = {}
@@ -144,28 +140,13 @@ class _Writer:
             text = self._tuple([self._argument(a, returned) for a in output.args[0]])
         else:
             text = self._argument(output.args[0], returned)
-        self.statements.append(_Statement(f"return {text}", tuple(returned)))
+        names = tuple(returned)
+        self.statements.append(Statement(f"return {text}", names, escapes=names))
         self.shared.calls.append(self._call([n.name for n in inputs]))
 
     def _call(self, inputs: list[str]) -> str:
-        """The call function, with every variable dropped after its last use."""
-        last: dict[str, int] = dict.fromkeys(inputs, -1)
-        for i, s in enumerate(self.statements):
-            for name in s.uses:
-                last[name] = i
-        drop: dict[int, list[str]] = {}
-        for name, i in last.items():
-            drop.setdefault(i, []).append(name)
-        lines = []
-        if inputs:
-            lines.append(f"{', '.join(inputs)}{',' if len(inputs) == 1 else ''} = args")
-        lines.append("args.clear()")
-        if drop.get(-1):
-            lines.append(f"del {', '.join(drop[-1])}")
-        for i, s in enumerate(self.statements):
-            lines.append(s.text)
-            if i in drop and not s.text.startswith("return"):
-                lines.append(f"del {', '.join(drop[i])}")
+        lines = [f"{', '.join(inputs)}{',' if len(inputs) == 1 else ''} = args"] if inputs else []
+        lines += ["args.clear()", *body(inputs, self.statements)]
         return f"def {self.prefix}call(args):\n" + "".join(f"    {line}\n" for line in lines)
 
     def _needed_outside(self) -> set[Node]:
@@ -214,17 +195,19 @@ class _Writer:
         kernel = writer.kernel(len(self.shared.kernels))
         uses: list[str] = []
         arguments = [*kernel.scalars, *(self._argument(n, uses) for n in kernel.loads)]
-        allocations = [f"{n.name} = {self._allocation(n)}" for n in stored]
+        allocations = [(n.name, self._allocation(n)) for n in stored]
         self._define_sizes()
-        self.statements += [_Statement(text, ()) for text in allocations]
+        self.statements += [
+            Statement(f"{name} = {text}", buffer=text, made=name) for name, text in allocations
+        ]
         self.ready.update(stored)
         outputs = [n.name for n in stored] + [d.argument.name for d in direct]
         call = f"{kernel.name}.run({', '.join(arguments + outputs)})"
-        self.statements.append(_Statement(call, tuple(uses + outputs)))
+        self.statements.append(Statement(call, tuple(uses + outputs)))
         if self.options.check:
             everything = ", ".join([f'"{kernel.name}"', *arguments, *outputs])
             self.statements.append(
-                _Statement(f"check({kernel.name}_check, {everything})", tuple(uses + outputs))
+                Statement(f"check({kernel.name}_check, {everything})", tuple(uses + outputs))
             )
         self.shared.kernels.append(kernel)
 
@@ -238,11 +221,11 @@ class _Writer:
 
     def _define_sizes(self) -> None:
         for line in self.symbols.definitions():
-            self.statements.append(_Statement(line, ()))
+            self.statements.append(Statement(line, ()))
 
-    def _bindings(self, node: Node) -> list[_Statement]:
+    def _bindings(self, node: Node) -> list[Statement]:
         lines = self.symbols.bind(node.name, node.meta.get("val"))
-        return [_Statement(line, (node.name,)) for line in lines]
+        return [Statement(line, (node.name,)) for line in lines]
 
     # --------------------------------------------------------------------------- torch
 
@@ -252,7 +235,10 @@ class _Writer:
         self._define_sizes()
         if node.users:
             text = f"{node.name} = {text}"
-        self.statements.append(_Statement(text, (*uses, node.name) if node.users else tuple(uses)))
+        names = (*uses, node.name) if node.users else tuple(uses)
+        # A library op reads its operands and is done; any other op may keep or return them.
+        keeps = () if is_left_to_torch(str(node.target)) else tuple(uses)
+        self.statements.append(Statement(text, names, escapes=keeps))
         self.ready.add(node)
         val = node.meta.get("val")
         if isinstance(val, (torch.Tensor, torch.SymInt, torch.SymFloat)):
@@ -325,7 +311,9 @@ class _Writer:
         uses: list[str] = []
         text = self._torch_call(node, uses)
         self._define_sizes()
-        self.statements.append(_Statement(f"{node.name} = {text}", (*uses, node.name)))
+        self.statements.append(
+            Statement(f"{node.name} = {text}", (*uses, node.name), views=tuple(uses))
+        )
         self.ready.add(node)
         self.statements += self._bindings(node)
         return node.name

@@ -384,6 +384,12 @@ LEFT_TO_TORCH = {
 _LEFT = {op: why for why, ops in LEFT_TO_TORCH.items() for op in ops.split()}
 
 
+def is_left_to_torch(target: str) -> bool:
+    """A library op of ATen: fresh results, operands only read."""
+    parts = target.split(".")
+    return parts[0] == "aten" and parts[1] in _LEFT
+
+
 def why_left(target: str) -> str:
     """The reason for an op without a row."""
     parts = target.split(".")
