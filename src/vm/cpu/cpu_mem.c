@@ -190,36 +190,18 @@ static void step_spread(struct cpu_vm *v, const struct cpu_step *s) {
 
 /* ---- stores */
 
-/* Past the caches. 16-bit elements are converted in a tile's worth of stack first. */
-static void stream_line(const struct cpu_vm *v, const struct place *q, const char *a) {
-    const struct dvm_k_mem *mem = v->code->k->mem;
-    int64_t size = (int64_t)dvm_dtype_size((dvm_dtype)q->dtype), n = q->rows * q->cols;
-    alignas(64) char buffer[2 * DVM_CPU_TILE];
-    if (size == 1) {
-        mem->store[q->dtype](q->p, a, NULL, NULL, n);
-        return;
-    }
-    if (size == 2) {
-        mem->store[q->dtype](buffer, a, NULL, NULL, n);
-        a = buffer;
-    }
-    mem->stream(q->p, a, n * size);
-}
-
 static void step_store(struct cpu_vm *v, const struct cpu_step *s) {
     const struct dvm_k_mem *mem = v->code->k->mem;
     struct place q = locate(v, s->x);
     bool contig = q.cs == v->opnd[s->x].size;
     char *a = v->at[s->a], *p = q.p;
     int64_t step = q.cols * dvm_cpu_vt_size(s->vt);
-    if (q.line && v->args->stream) {
-        stream_line(v, &q, a);
-        return;
-    }
+    dvm_k_fn *line =
+        v->args->stream && mem->stream[q.dtype] ? mem->stream[q.dtype] : mem->store[q.dtype];
     if (q.line) q.cols *= q.rows, q.rows = 1;
     for (int64_t r = 0; r < q.rows; r++, p += q.rs, a += step) {
         if (contig)
-            mem->store[q.dtype](p, a, NULL, NULL, q.cols);
+            line(p, a, NULL, NULL, q.cols);
         else
             mem->store_str[q.dtype](p, q.cs, a, q.cols);
     }

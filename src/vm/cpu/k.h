@@ -67,7 +67,7 @@ struct dvm_k_mem {
     /* Element at base + j * cs + index[j] * gs. False: some index was outside [-gn, gn). */
     bool (*pick[DVM_NDTYPE][2])(void *d, const char *base, int64_t cs, const void *index,
                                 int64_t gs, int64_t gn, int64_t n);
-    void (*stream)(void *d, const void *a, int64_t bytes); /* non-temporal copy */
+    dvm_k_fn *stream[DVM_NDTYPE]; /* store past the caches; NULL: does not pay */
     void (*fence)(void);
     void (*prefetch)(const void *a, int64_t bytes);
     void (*iota32)(int32_t *d, int64_t base, int64_t step, int64_t n);

@@ -104,7 +104,6 @@ STORES(bf16, float, uint16_t)
 STORES(b4, uint32_t, uint32_t)
 STORES(b8, uint64_t, uint64_t)
 STORE_LINE(b1, int32_t, uint8_t)
-STORE_LINE(bf16, float, uint16_t)
 
 static void line_b4(DVM_K_ARGS) {
     K_UNUSED;
@@ -130,30 +129,153 @@ static void load_line_f16(DVM_K_ARGS) {
     for (; i < n; i++) d[i] = load_f16(a[i]);
 }
 
-static void store_line_f16(DVM_K_ARGS) {
-    uint16_t *DVM_RESTRICT d = d_;
-    const float *a = a_;
-    int64_t i = 0;
-    K_UNUSED;
+/* ---- past the caches. Measured (AVX-512, one core, 64 MiB outputs): copy 6.4 to 4.5 ms, x * y + x 11.2 to 8.4 ms. */
+
 #if defined(__AVX512F__)
-    for (; i + 16 <= n; i += 16) {
-        __m512 x = _mm512_loadu_ps(a + i);
-        __mmask16 nan = _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q);
-        __m256i h = _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-        _mm256_storeu_si256((__m256i *)(d + i),
-                            _mm256_mask_mov_epi16(h, nan, _mm256_set1_epi16(0x7e00)));
-    }
-#elif defined(__F16C__)
-    for (; i + 8 <= n; i += 8) {
-        __m256 x = _mm256_loadu_ps(a + i);
-        __m256i nan = _mm256_castps_si256(_mm256_cmp_ps(x, x, _CMP_UNORD_Q));
-        __m128i mask =
-            _mm_packs_epi32(_mm256_castsi256_si128(nan), _mm256_extracti128_si256(nan, 1));
-        __m128i h = _mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-        _mm_storeu_si128((__m128i *)(d + i), _mm_blendv_epi8(h, _mm_set1_epi16(0x7e00), mask));
+#define STREAM_BYTES 64
+#define STREAM(d, s) _mm512_stream_si512((__m512i *)(d), _mm512_loadu_si512(s))
+#elif defined(__AVX__)
+#define STREAM_BYTES 32
+#define STREAM(d, s) _mm256_stream_si256((__m256i *)(d), _mm256_loadu_si256((const __m256i *)(s)))
+#elif defined(__x86_64__)
+#define STREAM_BYTES 16
+#define STREAM(d, s) _mm_stream_si128((__m128i *)(d), _mm_loadu_si128((const __m128i *)(s)))
+#endif
+
+static void stream(void *d_, const void *a_, int64_t bytes) {
+    char *d = d_;
+    const char *a = a_;
+#if defined(STREAM)
+    int64_t head = (int64_t)(-(uintptr_t)d & 63);
+    if (bytes >= head + 64) {
+        memcpy(d, a, (size_t)head);
+        d += head, a += head, bytes -= head;
+        for (; bytes >= 64; bytes -= 64, d += 64, a += 64)
+            for (int k = 0; k < 64; k += STREAM_BYTES) STREAM(d + k, a + k);
     }
 #endif
-    for (; i < n; i++) d[i] = store_f16(a[i]);
+    memcpy(d, a, (size_t)bytes);
+}
+
+/* Into the second level: the first would not hold the next tile beside the one being computed. */
+static void prefetch(const void *a_, int64_t bytes) {
+    const char *a = a_;
+#if defined(__x86_64__)
+    for (int64_t i = 0; i < bytes; i += 64) _mm_prefetch(a + i, _MM_HINT_T1);
+#else
+    (void)a, (void)bytes;
+#endif
+}
+
+static void fence(void) {
+#if defined(STREAM)
+    _mm_sfence();
+#endif
+}
+
+/* ---- to 16-bit floats, through the caches and past them. STEP elements make one vector of memory. */
+
+#if defined(__AVX512F__)
+enum { STEP = 32 };
+#define HALF_STORE(d, v) _mm512_storeu_si512(d, v)
+#define HALF_STREAM(d, v) _mm512_stream_si512((__m512i *)(d), v)
+
+/* Rounded in the upper half of each word. */
+DVM_INLINE __m512i upper_bf16(const float *a) {
+    __m512 x = _mm512_loadu_ps(a);
+    __m512i u = _mm512_castps_si512(x), r = _mm512_add_epi32(u, _mm512_set1_epi32(0x7fff));
+    r = _mm512_mask_add_epi32(r, _mm512_test_epi32_mask(u, _mm512_set1_epi32(0x10000)), r,
+                              _mm512_set1_epi32(1));
+    return _mm512_mask_mov_epi32(r, _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q),
+                                 _mm512_set1_epi32(0x7fc00000));
+}
+DVM_INLINE __m512i pack_bf16(const float *a) {
+    static const uint16_t odd[32] = {1,  3,  5,  7,  9,  11, 13, 15, 17, 19, 21,
+                                     23, 25, 27, 29, 31, 33, 35, 37, 39, 41, 43,
+                                     45, 47, 49, 51, 53, 55, 57, 59, 61, 63};
+    return _mm512_permutex2var_epi16(upper_bf16(a), _mm512_loadu_si512(odd), upper_bf16(a + 16));
+}
+DVM_INLINE __m256i narrow_f16(const float *a) {
+    __m512 x = _mm512_loadu_ps(a);
+    __mmask16 nan = _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q);
+    __m256i h = _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    return _mm256_mask_mov_epi16(h, nan, _mm256_set1_epi16(0x7e00));
+}
+DVM_INLINE __m512i pack_f16(const float *a) {
+    return _mm512_inserti64x4(_mm512_castsi256_si512(narrow_f16(a)), narrow_f16(a + 16), 1);
+}
+#elif defined(__F16C__)
+enum { STEP = 16 };
+#define HALF_STORE(d, v) _mm256_storeu_si256((__m256i *)(d), v)
+#define HALF_STREAM(d, v) _mm256_stream_si256((__m256i *)(d), v)
+
+/* Rounded, in the lower half of each word. */
+DVM_INLINE __m256i lower_bf16(const float *a) {
+    __m256 x = _mm256_loadu_ps(a);
+    __m256i u = _mm256_castps_si256(x);
+    __m256i odd = _mm256_and_si256(_mm256_srli_epi32(u, 16), _mm256_set1_epi32(1));
+    __m256i r = _mm256_add_epi32(_mm256_add_epi32(u, _mm256_set1_epi32(0x7fff)), odd);
+    __m256i nan = _mm256_castps_si256(_mm256_cmp_ps(x, x, _CMP_UNORD_Q));
+    return _mm256_srli_epi32(_mm256_blendv_epi8(r, _mm256_set1_epi32(0x7fc00000), nan), 16);
+}
+DVM_INLINE __m256i pack_bf16(const float *a) {
+    return _mm256_permute4x64_epi64(_mm256_packus_epi32(lower_bf16(a), lower_bf16(a + 8)), 0xd8);
+}
+DVM_INLINE __m128i narrow_f16(const float *a) {
+    __m256 x = _mm256_loadu_ps(a);
+    __m256i nan = _mm256_castps_si256(_mm256_cmp_ps(x, x, _CMP_UNORD_Q));
+    __m128i mask = _mm_packs_epi32(_mm256_castsi256_si128(nan), _mm256_extracti128_si256(nan, 1));
+    __m128i h = _mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    return _mm_blendv_epi8(h, _mm_set1_epi16(0x7e00), mask);
+}
+DVM_INLINE __m256i pack_f16(const float *a) {
+    return _mm256_inserti128_si256(_mm256_castsi128_si256(narrow_f16(a)), narrow_f16(a + 8), 1);
+}
+#endif
+
+#if defined(HALF_STORE)
+#define HALF(S)                                                                             \
+    static void store_line_##S(DVM_K_ARGS) {                                                \
+        uint16_t *DVM_RESTRICT d = d_;                                                      \
+        const float *a = a_;                                                                \
+        int64_t i = 0;                                                                      \
+        K_UNUSED;                                                                           \
+        for (; i + STEP <= n; i += STEP) HALF_STORE(d + i, pack_##S(a + i));                \
+        for (; i < n; i++) d[i] = store_##S(a[i]);                                          \
+    }                                                                                       \
+    static void stream_##S(DVM_K_ARGS) {                                                    \
+        uint16_t *DVM_RESTRICT d = d_;                                                      \
+        const float *a = a_;                                                                \
+        int64_t i = DVM_MIN((int64_t)(-(uintptr_t)d & 63) / 2, n);                          \
+        store_line_##S(d, a, b_, c_, i);                                                    \
+        for (; i + 32 <= n; i += 32)                                                        \
+            for (int k = 0; k < 32; k += STEP) HALF_STREAM(d + i + k, pack_##S(a + i + k)); \
+        store_line_##S(d + i, a + i, b_, c_, n - i);                                        \
+    }
+#else
+#define HALF(S)                                       \
+    STORE_LINE(S, float, uint16_t)                    \
+    static void stream_##S(DVM_K_ARGS) {              \
+        char *d = d_;                                 \
+        const float *a = a_;                          \
+        uint16_t half[256];                           \
+        for (int64_t i = 0; i < n; i += 256) {        \
+            int64_t len = DVM_MIN(n - i, 256);        \
+            store_line_##S(half, a + i, b_, c_, len); \
+            stream(d + i * 2, half, len * 2);         \
+        }                                             \
+    }
+#endif
+HALF(f16)
+HALF(bf16)
+
+static void stream_b4(DVM_K_ARGS) {
+    K_UNUSED;
+    stream(d_, a_, n * 4);
+}
+static void stream_b8(DVM_K_ARGS) {
+    K_UNUSED;
+    stream(d_, a_, n * 8);
 }
 
 /* ---- rounding in place */
@@ -205,50 +327,6 @@ static void load_block4(void *d_, int64_t pitch, const char *s, int64_t rs, int6
 #else
 #define load_block4 load_block_b4
 #endif
-
-/* ---- non-temporal copy */
-
-#if defined(__AVX512F__)
-#define STREAM_BYTES 64
-#define STREAM(d, s) _mm512_stream_si512((__m512i *)(d), _mm512_loadu_si512(s))
-#elif defined(__AVX__)
-#define STREAM_BYTES 32
-#define STREAM(d, s) _mm256_stream_si256((__m256i *)(d), _mm256_loadu_si256((const __m256i *)(s)))
-#elif defined(__x86_64__)
-#define STREAM_BYTES 16
-#define STREAM(d, s) _mm_stream_si128((__m128i *)(d), _mm_loadu_si128((const __m128i *)(s)))
-#endif
-
-static void stream(void *d_, const void *a_, int64_t bytes) {
-    char *d = d_;
-    const char *a = a_;
-#if defined(STREAM)
-    int64_t head = (int64_t)(-(uintptr_t)d & 63);
-    if (bytes >= head + 64) {
-        memcpy(d, a, (size_t)head);
-        d += head, a += head, bytes -= head;
-        for (; bytes >= 64; bytes -= 64, d += 64, a += 64)
-            for (int k = 0; k < 64; k += STREAM_BYTES) STREAM(d + k, a + k);
-    }
-#endif
-    memcpy(d, a, (size_t)bytes);
-}
-
-/* Into the second level: the first would not hold the next tile beside the one being computed. */
-static void prefetch(const void *a_, int64_t bytes) {
-    const char *a = a_;
-#if defined(__x86_64__)
-    for (int64_t i = 0; i < bytes; i += 64) _mm_prefetch(a + i, _MM_HINT_T1);
-#else
-    (void)a, (void)bytes;
-#endif
-}
-
-static void fence(void) {
-#if defined(STREAM)
-    _mm_sfence();
-#endif
-}
 
 /* ---- numbers */
 
@@ -308,7 +386,12 @@ const struct dvm_k_mem K_TABLE(mem) = {
     .pick = {PICKS(DVM_BOOL, bool), PICKS(DVM_F16, f16), PICKS(DVM_BF16, bf16), PICKS(DVM_F32, b4),
              PICKS(DVM_I32, b4), PICKS(DVM_I64, b8), PICKS(DVM_F64, b8), PICKS(DVM_U8, u8),
              PICKS(DVM_I8, i8)},
-    .stream = stream,
+    .stream = {[DVM_F16] = stream_f16,
+               [DVM_BF16] = stream_bf16,
+               [DVM_F32] = stream_b4,
+               [DVM_I32] = stream_b4,
+               [DVM_I64] = stream_b8,
+               [DVM_F64] = stream_b8},
     .fence = fence,
     .prefetch = prefetch,
     .iota32 = iota32,
