@@ -238,7 +238,8 @@ static dvm_k_fn *find_fn(const struct dvm_k *k, const struct dvm_strip *s, const
         return k->f32->op[i->op][mask] ? k->f32->op[i->op][mask] : mask ? NULL : k->math->op[i->op];
     case DVM_VT_I32: return k->ints->i32[i->op][mask];
     case DVM_VT_I64: return k->ints->i64[i->op][mask];
-    default: return k->ints->b1[i->op][mask];
+    case DVM_VT_B1: return k->ints->b1[i->op][mask];
+    default: return NULL;
     }
 }
 
@@ -631,11 +632,23 @@ static void carve_work(struct comp *c, char **p) {
     c->free = carve(p, (n + 8) * 2);
 }
 
+/* An operation that the reference has and this tier does not. */
+static dvm_status check_kernels(const struct comp *c) {
+    for (int i = 0; i < c->s->nins; i++) {
+        const struct dvm_ins *ins = &c->s->ins[i];
+        if ((ins->op < DVM_NOP || ins->op == DVM_BC_RND) && !find_fn(c->k, c->s, ins, 0))
+            DVM_FAIL(UNSUPPORTED, "the tile VM has no %s of value type %u", dvm_bc_name(ins->op),
+                     ins->type);
+    }
+    return DVM_OK;
+}
+
 dvm_status dvm_cpu_compile(const struct dvm_dev *d, const struct dvm_mem *m,
                            const struct dvm_strip *s, struct dvm_code **out) {
     uint8_t cls[DVM_STRIP_MAX_INS];
     struct comp c = {.s = s, .k = d->table, .cls = cls};
     for (int i = 0; i < s->nins; i++) cls[i] = classify(&c, &s->ins[i]);
+    DVM_TRY(check_kernels(&c));
     size_t steps = count_steps(s, cls);
     uint16_t nfold = count_folds(s);
     size_t size = sizeof(struct cpu_code) + s->nins * (sizeof *s->ins + WORK_PER_INS) +
