@@ -57,26 +57,27 @@ static size_t part(size_t *total, size_t size) {
     return at;
 }
 
-/* Enough for every item: sizes grow with m, n, k of the item. */
+/* Enough for every item: sizes grow with m, n, k of the item. Pairs take half, and floats for multiply_wide. */
 static struct gemm_room room_of(const struct dvm_gemm *g, bool pairs) {
     enum { LONG = DVM_GEMM_TN_MAX * DVM_GEMM_SMALL_M * 4 };
     size_t m = (size_t)DVM_MIN(g->m, DVM_GEMM_TM), kc = DVM_GEMM_KC;
     size_t n = (size_t)gemm_up(DVM_MIN(g->n, DVM_GEMM_TN), DVM_GEMM_MAX_NR);
-    size_t a = DVM_MAX(m, (size_t)DVM_GEMM_SMALL_M) * kc * 4, b = n * kc * 4;
     bool stream = DVM_MIN(g->m, g->n) <= DVM_GEMM_SMALL_M || g->form == DVM_GEMM_GROUPM;
-    size_t lng = stream ? LONG : 0, x = pairs ? a : 0, y = pairs ? b : 0;
-    struct gemm_room r = {.total = 0};
+    size_t lng = stream ? LONG : 0, few = stream ? DVM_GEMM_SMALL_M * kc * 4 : 0, x = 0, y = 0;
+    if (pairs) x = m * kc * 4, y = DVM_GEMM_MAX_NR * kc * 4;
     if (g->pack_b) x = DVM_GEMM_TN * kc * 4;
+    struct gemm_room r = {.total = 0};
     r.c = part(&r.total, DVM_MAX(m * n * 4, lng));
-    r.a = part(&r.total, a);
-    r.b = part(&r.total, b);
+    r.a = part(&r.total, DVM_MAX(m * kc * (pairs ? 2 : 4), few));
+    r.b = part(&r.total, n * kc * (pairs ? 2 : 4));
     r.x = part(&r.total, DVM_MAX(x, lng));
     r.y = part(&r.total, DVM_MAX(y, lng));
     return r;
 }
+
 /* ---- sharing packed blocks: worth its two waits if a product has several tiles and enough work */
 
-enum { SHARE_WORK = 1 << 22, SHARE_A = 6 << 20, SHARE_ALL = 12 << 20 };
+enum { SHARE_WORK = 1 << 22, SHARE_A = 8 << 20, SHARE_ALL = 13 << 20 };
 
 static bool is_shared(const struct gemm_item *it, int64_t items, int threads) {
     int64_t tiles = it->rows * it->cols;

@@ -3,7 +3,7 @@
  * multiplied the kernels prefetch the next one, a line for each k. */
 #include "ops/gemm/gemm_int.h"
 
-enum { KC = DVM_GEMM_KC };
+enum { KC = DVM_GEMM_KC, SPARE = 48 };
 
 /* bf16 pairs go through the dot instruction, which flushes denormals, only if none can arise. With the exponent fields
  * at least la and lb, every product, hence every sum, is a multiple of 2^(la - 134) 2^(lb - 134): normal or zero if
@@ -22,7 +22,10 @@ struct ahead {
 static struct ahead ahead_of(const char *p, int64_t rs, int64_t rows, int64_t bytes) {
     return (struct ahead){p, rs, rows, gemm_over(bytes, 64), 0, 0};
 }
-static const char *take(struct ahead *h, int64_t k, int64_t *step) {
+/* Where there are calls to spare, the first strip of a panel fetches the next panel of A. */
+static const char *take(struct ahead *h, const void *a, bool spare, int64_t k, int64_t *step) {
+    *step = 64;
+    if (spare) return a;
     *step = 0;
     if (h->line >= h->lines) return h->p;
     const char *p = h->p + h->row * h->rs + h->line * 64;
@@ -53,7 +56,8 @@ static void multiply_f32(const struct dvm_k_gemm *k, struct step *t) {
     const float *a = t->a, *b = t->b;
     for (int64_t i = 0; i < t->m; i += h)
         for (int64_t j = 0; j < t->n; j += k->nr) {
-            const char *next = take(&t->next, t->kc, &jump);
+            const char *next =
+                take(&t->next, a + (i + h) * KC, j == 0 && t->m > SPARE, t->kc, &jump);
             k->f32((int)DVM_MIN(h, t->m - i), (int)DVM_MIN(k->nr, t->n - j), t->kc, a + i * KC,
                    b + j / k->nr * t->strip, t->c + i * t->ldc + j, t->ldc, t->k0 == 0, next, jump);
         }
@@ -63,22 +67,28 @@ static void multiply_pairs(const struct dvm_k_gemm *k, struct step *t) {
     const uint32_t *a = t->a, *b = t->b;
     for (int64_t i = 0; i < t->m; i += h)
         for (int64_t j = 0; j < t->n; j += k->nr) {
-            const char *next = take(&t->next, pairs, &jump);
+            const char *next =
+                take(&t->next, a + (i + h) * (KC / 2), j == 0 && t->m > SPARE, pairs, &jump);
             k->bf16((int)DVM_MIN(h, t->m - i), (int)DVM_MIN(k->nr, t->n - j), pairs,
                     a + i * (KC / 2), b + j / k->nr * t->strip, t->c + i * t->ldc + j, t->ldc,
                     t->k0 == 0, next, jump);
         }
 }
-/* Pairs whose exponents reach too far: as floats. */
+/* Pairs whose exponents reach too far: as floats, B a strip at a time. */
 static void multiply_wide(const struct dvm_k_gemm *k, const struct gemm_ws *ws, struct step *t) {
     int64_t pairs = gemm_over(t->kc, 2);
+    struct step f = *t;
+    f.next = ahead_of((const char *)ws->y, 0, 0, 0);
     for (int64_t i = 0; i < t->m; i++)
         k->unpair(ws->x + i * KC, (const uint32_t *)t->a + i * (KC / 2), 1, pairs);
-    k->unpair(ws->y, t->b, k->nr, gemm_over(t->n, k->nr) * pairs);
-    t->a = ws->x;
-    t->b = ws->y;
-    t->strip *= 2;
-    multiply_f32(k, t);
+    for (int64_t j = 0; j < t->n; j += k->nr) {
+        k->unpair(ws->y, (const uint32_t *)t->b + j / k->nr * t->strip, k->nr, pairs);
+        f.a = ws->x;
+        f.b = ws->y;
+        f.n = DVM_MIN(k->nr, t->n - j);
+        f.c = t->c + j;
+        multiply_f32(k, &f);
+    }
 }
 
 /* ---- packing */

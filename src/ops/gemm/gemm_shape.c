@@ -101,11 +101,13 @@ static void count(struct gemm_item *it) {
     it->cols = gemm_over(it->n, it->tn);
 }
 /* Even tiles; smaller ones, to occupy more threads, while each is still well worth a thread's attention. Columns are
- * cut first: tiles beside each other have no part of B in common. */
+ * cut first: tiles beside each other have no part of B in common. Few rows leave little work to a block of B: half as
+ * many columns stay in the cache until they have been multiplied. */
 static void cut_block(struct gemm_item *it) {
-    enum { UNIT_M = 12, UNIT_N = 64, WORK = 1 << 21, WANTED = 8 };
+    enum { UNIT_M = 12, UNIT_N = 64, WORK = 1 << 21, WANTED = 8, FEW = 48 };
     int64_t m = DVM_MAX(it->m, 1), n = DVM_MAX(it->n, 1);
-    int64_t rows = gemm_over(m, DVM_GEMM_TM), cols = gemm_over(n, DVM_GEMM_TN);
+    int64_t rows = gemm_over(m, DVM_GEMM_TM);
+    int64_t cols = gemm_over(n, m > FEW ? DVM_GEMM_TN : DVM_GEMM_TN / 2);
     for (;;) {
         it->tm = gemm_up(gemm_over(m, rows), UNIT_M);
         it->tn = gemm_up(gemm_over(n, cols), UNIT_N);
