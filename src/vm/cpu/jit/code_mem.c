@@ -4,15 +4,15 @@
  * a fork starts the next one. The memory file of an older generation is shared with the other process, so nothing is
  * written there any more: its pieces are only counted down, and the chunk goes when the last one is freed.
  *
- * Instruction caches are coherent on x86-64 by physical address; what a thread runs it got through a lock or an
- * atomic pointer after the bytes were written. */
+ * Instruction caches are coherent on x86-64 by physical address; elsewhere they are told. What a thread runs it got
+ * through a lock or an atomic pointer after the bytes were written. */
 #include "vm/cpu/jit/code_mem.h"
 
 #include <string.h>
 
 #include "base/err.h"
 
-#if defined(__x86_64__) && defined(__linux__)
+#if (defined(__x86_64__) || defined(__aarch64__)) && defined(__linux__)
 #include <pthread.h>
 #include <stdlib.h>
 #include <sys/mman.h>
@@ -108,6 +108,7 @@ static char *chunk_take(struct chunk *c, uint32_t n, const void *bytes, size_t s
     c->used += n;
     c->hint = at / 64;
     memcpy(c->write + (size_t)at * UNIT, bytes, size);
+    __builtin___clear_cache(c->run + (size_t)at * UNIT, c->run + (size_t)at * UNIT + size);
     return c->run + (size_t)at * UNIT;
 }
 
@@ -131,6 +132,7 @@ static char *toggle_new(const void *bytes, size_t n) {
     char *p = map(size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1);
     if (!p) return NULL;
     memcpy(p, bytes, n);
+    __builtin___clear_cache(p, p + n);
     if (mprotect(p, size, PROT_READ | PROT_EXEC) == 0) return p;
     munmap(p, size);
     return NULL;
@@ -138,12 +140,21 @@ static char *toggle_new(const void *bytes, size_t n) {
 
 /* ---- the pool; called with the lock */
 
+/* perf looks up names in anonymous memory only; and emulators of AArch64 before QEMU 8.1 keep running what stood at an
+ * address before it was written through another mapping. */
+static bool may_map_twice(void) {
+#if defined(__aarch64__)
+    return false;
+#else
+    return !getenv("DVM_PERF");
+#endif
+}
+
 static void decide_mode(void) {
     static const uint8_t ret = 0xc3;
     if (code_pool.mode != UNKNOWN) return;
     code_pool.mode = REFUSED;
-    /* perf looks up names in anonymous memory only */
-    if (!getenv("DVM_PERF") && pthread_atfork(before_fork, after_fork, after_fork) == 0) {
+    if (may_map_twice() && pthread_atfork(before_fork, after_fork, after_fork) == 0) {
         struct chunk *c = chunk_new();
         if (c) {
             code_pool.first = c;

@@ -7,7 +7,7 @@
  * A prime marks fields stored inverted. R, X, B and R4, V4 are bits 3 and 4 of register numbers; when modrm.rm is a
  * vector register X is its bit 4. An EVEX displacement byte counts units of the memory operand.
  *     modrm  mod:2 reg:3 rm:3      sib  scale:2 index:3 base:3 */
-#include "vm/cpu/jit/enc_x64.h"
+#include "vm/cpu/jit/enc_a64.h"
 
 #include <string.h>
 
@@ -124,6 +124,10 @@ static uint8_t *put_evex(uint8_t *p, const struct dvm_x_row *r, unsigned attr, i
 
 void dvm_x_vec(struct dvm_enc *e, enum dvm_x_op op, unsigned attr, int reg, int vvvv,
                struct dvm_x_rm rm, int imm) {
+    if (DVM_UNLIKELY(e->a64)) {
+        dvm_a64_vec(e, op, attr, reg, vvvv, rm, imm);
+        return;
+    }
     if (!room(e)) return;
     const struct dvm_x_row *r = &dvm_x_rows[op];
     uint8_t *p = e->p;
@@ -145,6 +149,10 @@ void dvm_x_vec(struct dvm_enc *e, enum dvm_x_op op, unsigned attr, int reg, int 
 /* [66] [REX: 0100 W R X B] [0F] opcode modrm ... */
 void dvm_x_gpr(struct dvm_enc *e, enum dvm_x_gop op, bool wide, int reg, struct dvm_x_rm rm,
                int imm) {
+    if (DVM_UNLIKELY(e->a64)) {
+        dvm_a64_gpr(e, op, wide, reg, rm, imm);
+        return;
+    }
     if (!room(e)) return;
     const struct dvm_x_grow *r = &dvm_x_grows[op];
     uint8_t *p = e->p;
@@ -164,6 +172,10 @@ void dvm_x_gpr(struct dvm_enc *e, enum dvm_x_gop op, bool wide, int reg, struct 
 }
 
 void dvm_x_mov_imm64(struct dvm_enc *e, int reg, uint64_t v) {
+    if (DVM_UNLIKELY(e->a64)) {
+        dvm_a64_imm(e, reg, v);
+        return;
+    }
     if (!room(e)) return;
     bool wide = v >> 32 != 0;
     if (wide || reg > 7) e->p = put8(e->p, 0x40 | (unsigned)wide << 3 | (unsigned)reg >> 3);
@@ -186,10 +198,24 @@ static void one_reg(struct dvm_enc *e, unsigned opcode, int reg) {
     if (reg > 7) e->p = put8(e->p, 0x41);
     e->p = put8(e->p, opcode | ((unsigned)reg & 7));
 }
-void dvm_x_push(struct dvm_enc *e, int reg) { one_reg(e, 0x50, reg); }
-void dvm_x_pop(struct dvm_enc *e, int reg) { one_reg(e, 0x58, reg); }
+void dvm_x_push(struct dvm_enc *e, int reg) {
+    if (e->a64)
+        dvm_a64_push(e, reg);
+    else
+        one_reg(e, 0x50, reg);
+}
+void dvm_x_pop(struct dvm_enc *e, int reg) {
+    if (e->a64)
+        dvm_a64_pop(e, reg);
+    else
+        one_reg(e, 0x58, reg);
+}
 
 void dvm_x_call(struct dvm_enc *e, int reg) {
+    if (DVM_UNLIKELY(e->a64)) {
+        dvm_a64_call(e, reg);
+        return;
+    }
     if (!room(e)) return;
     if (reg > 7) e->p = put8(e->p, 0x41);
     e->p = put8(e->p, 0xff);
@@ -201,9 +227,21 @@ static void bytes(struct dvm_enc *e, const char *s, size_t n) {
     memcpy(e->p, s, n);
     e->p += n;
 }
-void dvm_x_ret(struct dvm_enc *e) { bytes(e, "\xc3", 1); }
-void dvm_x_vzeroupper(struct dvm_enc *e) { bytes(e, "\xc5\xf8\x77", 3); }
-void dvm_x_sfence(struct dvm_enc *e) { bytes(e, "\x0f\xae\xf8", 3); }
+void dvm_x_ret(struct dvm_enc *e) {
+    if (e->a64)
+        dvm_a64_word(e, A_RET);
+    else
+        bytes(e, "\xc3", 1);
+}
+void dvm_x_vzeroupper(struct dvm_enc *e) {
+    if (!e->a64) bytes(e, "\xc5\xf8\x77", 3);
+}
+void dvm_x_sfence(struct dvm_enc *e) {
+    if (e->a64)
+        dvm_a64_word(e, A_DMB);
+    else
+        bytes(e, "\x0f\xae\xf8", 3);
+}
 
 void dvm_x_align(struct dvm_enc *e, int n) {
     static const char nop[9][9] = {"\x90",
@@ -216,6 +254,7 @@ void dvm_x_align(struct dvm_enc *e, int n) {
                                    "\x0f\x1f\x84\x00\x00\x00\x00\x00",
                                    {0x66, 0x0f, 0x1f, (char)0x84, 0, 0, 0, 0, 0}};
     int gap = -dvm_enc_at(e) & (n - 1);
+    for (; e->a64 && gap > 0 && !e->full; gap -= 4) dvm_a64_word(e, A_NOP);
     for (int k; gap && !e->full; gap -= k) {
         k = DVM_MIN(gap, 9);
         bytes(e, nop[k - 1], (size_t)k);
@@ -223,6 +262,10 @@ void dvm_x_align(struct dvm_enc *e, int n) {
 }
 
 void dvm_x_jump_back(struct dvm_enc *e, enum dvm_x_cond c, int target) {
+    if (DVM_UNLIKELY(e->a64)) {
+        dvm_a64_jump_back(e, c, target);
+        return;
+    }
     if (!room(e)) return;
     int d = target - (dvm_enc_at(e) + 2);
     if (d >= -128) {
@@ -236,6 +279,7 @@ void dvm_x_jump_back(struct dvm_enc *e, enum dvm_x_cond c, int target) {
 
 /* Always with four bytes of distance: what lies between is not known yet. */
 int dvm_x_jump(struct dvm_enc *e, enum dvm_x_cond c) {
+    if (DVM_UNLIKELY(e->a64)) return dvm_a64_jump(e, c);
     if (!room(e)) return 0;
     if (c != X_ALWAYS) e->p = put8(e->p, 0x0f);
     e->p = put8(e->p, c == X_ALWAYS ? 0xe9 : 0x80 | (unsigned)c);
@@ -245,5 +289,9 @@ int dvm_x_jump(struct dvm_enc *e, enum dvm_x_cond c) {
 }
 
 void dvm_x_land(struct dvm_enc *e, int jump) {
+    if (DVM_UNLIKELY(e->a64)) {
+        dvm_a64_land(e, jump);
+        return;
+    }
     if (!e->full) put32(e->base + jump, dvm_enc_at(e) - (jump + 4));
 }

@@ -80,10 +80,12 @@ enum { X_Z = 4, X_BCST = 8 };
 
 struct dvm_enc {
     uint8_t *base, *p, *end;
-    bool full; /* something did not fit: the code is worthless, try again with more room */
+    bool full;    /* something did not fit: the code is worthless, try again with more room */
+    bool a64;     /* translate to AArch64 (enc_a64.h) */
+    bool unknown; /* no translation */
 };
 DVM_INLINE void dvm_enc_init(struct dvm_enc *e, void *buffer, size_t size) {
-    *e = (struct dvm_enc){buffer, buffer, (uint8_t *)buffer + size, false};
+    *e = (struct dvm_enc){.base = buffer, .p = buffer, .end = (uint8_t *)buffer + size};
 }
 DVM_INLINE int dvm_enc_at(const struct dvm_enc *e) { return (int)(e->p - e->base); }
 

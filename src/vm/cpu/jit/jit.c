@@ -9,11 +9,12 @@
 #include "code/bc_table.h"
 #include "code/tree.h"
 #include "vm/cpu/jit/code_mem.h"
+#include "vm/cpu/jit/enc_a64.h"
 #include "vm/cpu/jit/jit_code.h"
 #include "vm/cpu/jit/jit_emit.h"
 #include "vm/cpu/jit/jit_names.h"
 
-enum { MAX_UNROLL = 8, FIRST_CODE = 16 << 10, MAX_CODE = 1 << 20 };
+enum { FIRST_CODE = 16 << 10, MAX_CODE = 1 << 20 };
 
 const char *dvm_jit_refused(void) {
     const char *env = getenv("DVM_JIT");
@@ -25,6 +26,9 @@ enum dvm_jit_isa dvm_jit_isa_of(uint32_t flags) {
 #if defined(__x86_64__)
     if (flags & DVM_CPU_AVX512) return DVM_JIT_AVX512;
     if (flags & DVM_CPU_AVX2) return DVM_JIT_AVX2;
+#endif
+#if defined(__aarch64__)
+    if (flags & DVM_CPU_NEON) return DVM_JIT_NEON;
 #endif
     (void)flags;
     return DVM_JIT_NONE;
@@ -137,6 +141,7 @@ static dvm_status emit(struct dvm_je *e, const struct dvm_jplan *p, int32_t part
         void *buffer = dvm_arena_raw(b->arena, room);
         if (!buffer) return DVM_ERR_NOMEM;
         dvm_enc_init(&e->e, buffer, room);
+        e->e.a64 = b->neon;
         if (b->npool + 64 > room) continue;
         if (b->npool) memcpy(e->e.base, b->pool, b->npool);
         e->e.p += b->npool;
@@ -145,7 +150,8 @@ static dvm_status emit(struct dvm_je *e, const struct dvm_jplan *p, int32_t part
         e->nspare = 0;
         e->nnote = 0;
         dvm_j_function(e, p, parts);
-        if (b->failed) DVM_FAIL(UNSUPPORTED, "machine code: out of registers");
+        if (b->failed || e->e.unknown)
+            DVM_FAIL(UNSUPPORTED, "machine code: out of registers or instructions");
         if (!e->e.full) return DVM_OK;
         b->frame = frame;
     }
@@ -176,24 +182,30 @@ static int32_t band_bytes(struct dvm_jb *b) {
 }
 
 static dvm_status make(const struct dvm_mem *m, const struct dvm_strip *s, int isa, struct job *j) {
-    bool z = isa == DVM_JIT_AVX512;
+    static const struct {
+        uint8_t len, width, vectors, tail;
+    } levels[] = {[DVM_JIT_AVX2] = {X_256, 8, 15, 15},
+                  [DVM_JIT_AVX512] = {X_512, 16, 32, 0},
+                  [DVM_JIT_NEON] = {X_128, 4, A_VECTORS, A_TAIL}};
     struct dvm_jb *b = &j->b;
     struct dvm_je *e = &j->e;
     dvm_arena_init(&j->arena, m);
-    if (isa != DVM_JIT_AVX2 && !z)
+    if (isa <= DVM_JIT_NONE || isa > DVM_JIT_NEON)
         DVM_FAIL(UNSUPPORTED, "machine code: no level for this processor");
     b->arena = &j->arena;
     b->s = s;
-    b->z = z;
-    b->len = z ? X_512 : X_256;
-    b->width = z ? 16 : 8;
+    b->z = isa == DVM_JIT_AVX512;
+    b->neon = isa == DVM_JIT_NEON;
+    b->len = levels[isa].len;
+    b->width = levels[isa].width;
     e->b = b;
     e->full = b->len;
-    e->nreg = z ? 32 : J_TAIL_YMM;
+    e->nreg = levels[isa].vectors;
+    e->tail = levels[isa].tail;
     if (!dvm_j_begin(b)) return DVM_ERR_NOMEM;
     DVM_TRY(dvm_j_lower(b));
     dvm_j_plan(e, &j->p);
-    size_t keys = (size_t)b->nval * MAX_UNROLL;
+    size_t keys = (size_t)b->nval * J_MAX_UNITS;
     e->reg = dvm_arena_raw(b->arena, keys);
     e->slot = dvm_arena_raw(b->arena, keys * sizeof *e->slot);
     if (!e->reg || !e->slot) return DVM_ERR_NOMEM;
@@ -205,6 +217,8 @@ dvm_status dvm_jit_compile(const struct dvm_mem *m, const struct dvm_strip *s, i
                            struct dvm_code **out) {
     const char *why = dvm_jit_refused();
     if (why) DVM_FAIL(UNSUPPORTED, "machine code: %s", why);
+    if ((isa == DVM_JIT_NEON) != (dvm_jit_isa_of(UINT32_MAX) == DVM_JIT_NEON))
+        DVM_FAIL(UNSUPPORTED, "machine code: the level is one of another processor");
     struct job j = {0};
     dvm_status st = make(m, s, isa, &j);
     if (st == DVM_OK) st = keep(m, &j.e, &j.p, j.parts, J_PARTS, j.entry, out);

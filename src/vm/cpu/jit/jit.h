@@ -1,4 +1,4 @@
-/* The machine-code tier: strips to x86-64 code in microseconds. Same bits as vm/ref.
+/* The machine-code tier: strips to x86-64 or AArch64 code in microseconds. Same bits as vm/ref.
  *
  *     strip -> jit_lower*.c -> micro-operations -> jit_plan.c -> jit_loop.c, jit_emit.c -> bytes -> code_mem.c
  *
@@ -9,7 +9,7 @@
 #include "base/text.h"
 #include "code/strip.h"
 
-enum dvm_jit_isa { DVM_JIT_NONE, DVM_JIT_AVX2, DVM_JIT_AVX512 };
+enum dvm_jit_isa { DVM_JIT_NONE, DVM_JIT_AVX2, DVM_JIT_AVX512, DVM_JIT_NEON };
 
 /* NULL when machine code can be made and run here, else why not: another processor, DVM_JIT=0, executable memory
  * refused. */

@@ -18,8 +18,9 @@ static bool grow(struct dvm_jb *b, void **p, uint32_t n, uint32_t *cap, size_t s
 }
 
 static void tables(struct dvm_jb *b) {
-    static const int32_t mask[16] = {-1, -1, -1, -1, -1, -1, -1, -1};
-    if (!b->z) b->mask_table = dvm_j_pool_bytes(b, mask, sizeof mask);
+    int32_t mask[16];
+    for (int k = 0; k < 16; k++) mask[k] = k < b->width ? -1 : 0;
+    if (!b->z) b->mask_table = dvm_j_pool_bytes(b, mask, (uint32_t)b->width * 8);
     for (int k = 0; k < b->s->nins; k++) {
         int32_t lane[DVM_TREE_LANES];
         if (b->s->ins[k].op != DVM_BC_FOLD || !dvm_bc_is_arg(b->s->ins[k].b)) continue;
@@ -112,7 +113,7 @@ int32_t dvm_j_pool_bytes(struct dvm_jb *b, const void *p, uint32_t n) {
 /* AVX-512 broadcasts while it reads; AVX2 reads whole vectors. */
 static dvm_vid new_const(struct dvm_jb *b, uint64_t bits, bool wide) {
     uint64_t copies[4] = {bits, bits, bits, bits};
-    uint32_t size = b->z ? (wide ? 8 : 4) : 32;
+    uint32_t size = b->z ? (wide ? 8 : 4) : (uint32_t)b->width * 4;
     if (b->z && wide) { /* 8-byte alignment */
         static const uint32_t zero;
         if (b->npool & 4) dvm_j_pool_bytes(b, &zero, 4);

@@ -119,8 +119,8 @@ static bool is_zero(const struct dvm_jb *b, const struct dvm_jval *x) {
 static void load_const(struct dvm_je *e, const struct dvm_jval *x, int r) {
     struct dvm_x_rm at = dvm_x_pool(x->home);
     if (is_zero(e->b, x))
-        dvm_x_vec(&e->e, r < 16 ? X_VXORPS : X_VPXORD, r < 16 ? X_128 : e->full, r, r, dvm_x_reg(r),
-                  0);
+        dvm_x_vec(&e->e, r < 16 || !e->b->z ? X_VXORPS : X_VPXORD, r < 16 ? X_128 : e->full, r, r,
+                  dvm_x_reg(r), 0);
     else if (!e->b->z)
         dvm_x_vec(&e->e, X_VMOVUPS, X_256, r, 0, at, 0);
     else
@@ -276,18 +276,23 @@ static unsigned tail_mask(const struct dvm_mi *m) { return X_K(m->flags & J_HIGH
 
 /* AVX2: tails of 32- and 64-bit elements by masked moves, narrower ones by way of the frame. */
 static int tail_vector(struct dvm_je *e, const struct dvm_mi *m) {
-    if (!(m->flags & J_WIDE)) return J_TAIL_YMM;
+    if (!(m->flags & J_WIDE)) return e->tail;
     int r = dvm_j_take(e, J_V);
     dvm_x_vec(&e->e, X_VMOVUPS, X_256, r, 0,
-              dvm_j_frame_at(J_F_MASK64 + (m->flags & J_HIGH ? 32 : 0)), 0);
+              dvm_j_frame_at(J_F_MASK64 + (m->flags & J_HIGH ? e->b->width * 4 : 0)), 0);
     return r;
 }
 
+/* Elements that no masked move takes. */
+static bool is_partial(const struct dvm_je *e, const struct dvm_mi *m) {
+    return e->b->neon || dvm_j_width_of(e, m->o) < 4;
+}
+
 static void tail_load_avx2(struct dvm_je *e, const struct dvm_mi *m, int u) {
-    if (dvm_j_width_of(e, m->o) < 4) {
+    if (is_partial(e, m)) {
         dvm_j_partial(e, m, false);
         int d = dvm_j_dest(e, m->d, u);
-        dvm_x_vec(&e->e, (enum dvm_x_op)m->op, m->attr, d, 0, dvm_j_frame_at(J_F_BUF), 0);
+        dvm_x_vec(&e->e, (enum dvm_x_op)m->op, m->attr, d, 0, dvm_j_frame_at(J_F_BUF + m->disp), 0);
         return;
     }
     bool wide = m->flags & J_WIDE;
@@ -298,8 +303,8 @@ static void tail_load_avx2(struct dvm_je *e, const struct dvm_mi *m, int u) {
 
 static void tail_store_avx2(struct dvm_je *e, const struct dvm_mi *m, int u) {
     int r = dvm_j_get(e, m->a, u);
-    if (dvm_j_width_of(e, m->o) < 4) {
-        dvm_x_vec(&e->e, (enum dvm_x_op)m->op, m->attr, r, 0, dvm_j_frame_at(J_F_BUF), 0);
+    if (is_partial(e, m)) {
+        dvm_x_vec(&e->e, (enum dvm_x_op)m->op, m->attr, r, 0, dvm_j_frame_at(J_F_BUF + m->disp), 0);
         dvm_j_partial(e, m, true);
         return;
     }
@@ -335,7 +340,7 @@ static void store(struct dvm_je *e, const struct dvm_mi *m, int u) {
     } else {
         int r = dvm_j_get(e, m->a, u);
         unsigned attr = m->attr | (tail ? tail_mask(m) : 0);
-        if (e->stream && !tail && m->op != X_VMOVQ_ST)
+        if (e->stream && !tail && m->op != X_VMOVSD_ST && m->op != X_VMOVSS_ST)
             stream_store(e, m, u, r);
         else
             dvm_x_vec(&e->e, (enum dvm_x_op)m->op, attr, r, 0, memory(e, m, u), m->imm);

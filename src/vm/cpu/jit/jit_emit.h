@@ -10,8 +10,6 @@
  *   rax, r11 scratch (r11 also the limit of the unrolled loop)   r8 r9 r10 r12 .. r15 rbp addresses of operands */
 enum { J_R_FRAME = X_RBX, J_R_OPND = X_RDI, J_R_COL = X_RCX, J_R_END = X_RDX, J_R_ROW = X_RSI };
 
-enum { J_TAIL_YMM = 15 }; /* AVX2: mask of the tail */
-
 /* Code from here on: of a part of the function (label), or of a strip instruction. */
 struct dvm_jnote {
     int32_t at, from;
@@ -23,6 +21,7 @@ struct dvm_je {
     struct dvm_enc e;
     unsigned full;       /* X_512 or X_256 */
     int nreg;            /* vector registers to give out */
+    int tail;            /* AVX2, NEON: register with the mask of the tail */
     uint32_t pins, accs; /* registers of hoisted values; of accumulators */
     int unroll;          /* units emitted for each operation */
     int list;            /* being emitted */
@@ -93,7 +92,7 @@ int dvm_j_width_of(const struct dvm_je *e, int o); /* bytes of an element of ope
 
 /* jit_pseudo.c */
 void dvm_j_pseudo(struct dvm_je *e, const struct dvm_mi *m, int u);
-/* AVX2 tails: the elements of the row to the buffer in the frame, or from there. */
+/* Tails without masked moves: the elements of the row to the buffer in the frame, or from there. */
 void dvm_j_partial(struct dvm_je *e, const struct dvm_mi *m, bool store);
 
 #endif

@@ -162,7 +162,7 @@ static dvm_vid position(struct dvm_jb *b) {
     if (!row) return *known = m.d;
     int32_t lane[16];
     for (int k = 0; k < 16; k++) lane[k] = k;
-    int32_t at = dvm_j_pool_bytes(b, lane, b->z ? 64 : 32);
+    int32_t at = dvm_j_pool_bytes(b, lane, (uint32_t)b->width * 4);
     dvm_vid lanes = dvm_j_outer(
         b, (struct dvm_mi){.op = X_VMOVUPS, .attr = (uint8_t)b->len, .mem = J_POOL, .disp = at});
     return *known = dvm_j_2(b, X_VPADDD, m.d, lanes);
@@ -252,7 +252,7 @@ static struct cell lanes_cell(struct dvm_jb *b, const struct dvm_jfold *f, int u
 
 /* All units into one. */
 static struct cell fold_units(struct dvm_jb *b, const struct dvm_jfold *f) {
-    struct cell x[8];
+    struct cell x[J_MAX_UNITS];
     int n = DVM_TREE_LANES / b->width;
     for (int k = 0; k < n; k++) x[k] = lanes_cell(b, f, k);
     for (int half = n / 2; half; half /= 2)

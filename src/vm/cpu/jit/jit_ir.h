@@ -20,6 +20,7 @@ enum { J_CALL, J_ROW, J_BODY, J_END, J_NLIST };
 enum { J_MAX_SCANS = 32, J_SCAN_BYTES = 192 };
 enum { J_S_LOCAL = 0, J_S_LAST = 8, J_S_CARRY = 16, J_S_BUF = 64 }; /* state of a scan */
 enum { J_V, J_K };                                                  /* register classes */
+enum { J_MAX_UNITS = 16 };
 enum { J_MAX_VALUES = 60000, J_MAX_FOLDS = 32 };
 
 typedef uint16_t dvm_vid; /* value, 0 none */
@@ -38,6 +39,7 @@ enum dvm_mop {
     M_CALL,     /* helper o over (a, b) and (c, k), halves of 64-bit operands */
     M_PICK,     /* like M_CALL: elements of operand o at indices a (and b); imm: indices are i64 */
     M_PICK_ROW, /* base of operand o = its element a, for the whole row; imm as above */
+    M_UMULH,    /* d = high half of the unsigned products of a and b (AArch64) */
     M_PART, /* scalar a to the part record at disp; attr: 0 four bytes, 1 eight, 2 + length: the vector */
     M_NOPS
 };
@@ -100,10 +102,10 @@ struct dvm_jfold {
 };
 
 struct dvm_jacc {
-    dvm_vid ident;   /* constant that it starts from */
-    bool wide, high; /* 64-bit lanes: low or high half of a unit */
-    int32_t lanes;   /* offset of its 64 lanes in the frame */
-    int8_t reg[8];   /* by unit, or -1 */
+    dvm_vid ident;           /* constant that it starts from */
+    bool wide, high;         /* 64-bit lanes: low or high half of a unit */
+    int32_t lanes;           /* offset of its 64 lanes in the frame */
+    int8_t reg[J_MAX_UNITS]; /* by unit, or -1 */
 };
 
 /* One strip value. Uniform pairs have lo == hi. */
@@ -115,6 +117,7 @@ struct dvm_jb {
     struct dvm_arena *arena;
     const struct dvm_strip *s;
     bool z;         /* AVX-512; else AVX2 */
+    bool neon;      /* AArch64: everything as on AVX2, with vectors of 128 bits */
     bool failed;    /* out of memory or too long */
     bool no_memory; /* that is why */
     bool calls;     /* has M_CALL or M_PICK */

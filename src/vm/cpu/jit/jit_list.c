@@ -60,7 +60,10 @@ void dvm_j_list(const struct dvm_je *e, int entry, struct dvm_text *out) {
     dvm_strip_write(e->b->s, &strip);
     if (dvm_text_take(&strip, &text) != DVM_OK) text = NULL;
     dvm_text_add(out, "; %s, %d bytes of constants, %d of code, frame of %d\n",
-                 e->b->z ? "avx512" : "avx2", entry, size - entry, e->b->frame);
+                 e->b->z      ? "avx512"
+                 : e->b->neon ? "neon"
+                              : "avx2",
+                 entry, size - entry, e->b->frame);
     for (uint32_t k = 0; k < e->nnote && text; k++) {
         const struct dvm_jnote *note = &e->note[k];
         int end = k + 1 < e->nnote ? e->note[k + 1].at : size;

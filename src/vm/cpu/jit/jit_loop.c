@@ -5,6 +5,7 @@
  *   COL   CALL; each group of columns: accumulators start, each row: ROW BODY; END
  *
  * void f(const struct dvm_strip_args *a, uint64_t stream) */
+#include "vm/cpu/jit/enc_a64.h"
 #include "vm/cpu/jit/jit_emit.h"
 
 static void vec(struct dvm_je *e, int op, unsigned attr, int reg, struct dvm_x_rm rm) {
@@ -44,7 +45,7 @@ static void give_bases(struct dvm_je *e) {
     const struct dvm_strip *s = e->b->s;
     int n = DVM_COUNT(address_regs), next = 0;
     e->temp = -1;
-    if (!e->b->z && e->b->narrow) e->temp = address_regs[--n];
+    if (!e->b->z && (e->b->narrow || e->b->neon)) e->temp = address_regs[--n];
     for (int o = 0; o < 2 * s->nopnd; o++) e->base[o] = -1;
     for (int round = 0; round < 2; round++)
         for (int o = 0; o < s->nopnd && next < n; o++) {
@@ -97,6 +98,7 @@ static bool misaligned(const struct dvm_je *e) { return e->b->calls && saves(e) 
 
 static void enter(struct dvm_je *e, const struct dvm_jplan *p, int32_t parts) {
     dvm_j_label(e, "entry");
+    if (e->b->neon) dvm_a64_save(&e->e);
     for (size_t k = 0; k < DVM_COUNT(saved_regs); k++)
         if (is_used(e, saved_regs[k])) dvm_x_push(&e->e, saved_regs[k]);
     if (misaligned(e)) dvm_x_push(&e->e, X_RAX);
@@ -132,6 +134,7 @@ static void leave(struct dvm_je *e, const struct dvm_jplan *p) {
     if (misaligned(e)) dvm_x_pop(&e->e, X_RAX);
     for (int k = (int)DVM_COUNT(saved_regs) - 1; k >= 0; k--)
         if (is_used(e, saved_regs[k])) dvm_x_pop(&e->e, saved_regs[k]);
+    if (e->b->neon) dvm_a64_restore(&e->e);
     dvm_x_ret(&e->e);
 }
 
@@ -209,20 +212,21 @@ static void at_most_a_vector(struct dvm_je *e) {
     gpr(e, G_CMOVGE, X_RAX, dvm_x_reg(X_R11));
 }
 
-/* Masks are read from a row of eight ones and eight zeros. */
+/* Masks are read from a vector of ones before a vector of zeros. */
 static void mask_avx2(struct dvm_je *e) {
     at_most_a_vector(e);
     gpr(e, G_MOV_ST, X_RAX, dvm_j_frame_at(J_F_REM));
     imm(e, G_NEG, dvm_x_reg(X_RAX), 0);
-    gpr(e, G_LEA, X_R11, dvm_x_pool(e->b->mask_table + 32));
+    gpr(e, G_LEA, X_R11, dvm_x_pool(e->b->mask_table + e->b->width * 4));
     if (e->b->wide64) {
         for (int high = 0; high < 2; high++) {
-            vec(e, X_VPMOVSXDQ, X_256, J_TAIL_YMM, dvm_x_idx(X_R11, X_RAX, 2, 16 * high));
-            vec(e, X_VMOVUPS_ST, X_256, J_TAIL_YMM, dvm_j_frame_at(J_F_MASK64 + 32 * high));
+            vec(e, X_VPMOVSXDQ, X_256, e->tail, dvm_x_idx(X_R11, X_RAX, 2, e->b->width * 2 * high));
+            vec(e, X_VMOVUPS_ST, X_256, e->tail,
+                dvm_j_frame_at(J_F_MASK64 + e->b->width * 4 * high));
         }
     }
-    vec(e, X_VMOVUPS, X_256, J_TAIL_YMM, dvm_x_idx(X_R11, X_RAX, 2, 0));
-    if (e->b->calls) vec(e, X_VMOVUPS_ST, X_256, J_TAIL_YMM, dvm_j_frame_at(J_F_MASK));
+    vec(e, X_VMOVUPS, X_256, e->tail, dvm_x_idx(X_R11, X_RAX, 2, 0));
+    if (e->b->calls) vec(e, X_VMOVUPS_ST, X_256, e->tail, dvm_j_frame_at(J_F_MASK));
 }
 
 /* rax = columns left */

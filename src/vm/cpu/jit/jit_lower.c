@@ -101,7 +101,7 @@ static dvm_vid quotient(struct dvm_jb *b, dvm_vid x, dvm_vid y, dvm_vid by_zero)
     for (int k = 0; k < 2; k++) {
         dvm_vid xd = dvm_j_1(b, X_VCVTDQ2PD, k ? dvm_j_high(b, x) : x);
         dvm_vid yd = dvm_j_1(b, X_VCVTDQ2PD, k ? dvm_j_high(b, y) : y);
-        half[k] = dvm_j_1(b, X_VCVTTPD2DQ, dvm_j_2(b, X_VDIVPD, xd, yd));
+        half[k] = dvm_j_1i(b, X_VCVTTPD2DQ, dvm_j_2(b, X_VDIVPD, xd, yd), 1); /* wraps */
     }
     return dvm_j_sel(b, by_zero, dvm_j_const32(b, 0), dvm_j_join(b, half[0], half[1]));
 }

@@ -37,7 +37,7 @@ static pair number(struct dvm_jb *b, uint64_t bits) {
 /* 64-bit lane masks (AVX2) of two halves as one mask of 32-bit lanes. */
 static dvm_vid pack_mask(struct dvm_jb *b, pair m) {
     dvm_vid even = dvm_j_2i(b, X_VSHUFPS, m.lo, m.hi, 0x88);
-    return dvm_j_1i(b, X_VPERMQ, even, 0xd8);
+    return b->neon ? even : dvm_j_1i(b, X_VPERMQ, even, 0xd8);
 }
 
 /* The mask of 16 lanes of two of 8. */

@@ -82,7 +82,7 @@ static dvm_vid lanes_from(struct dvm_jb *b, int first, bool wide) {
     int64_t n64[8];
     for (int k = 0; k < 16; k++) n32[k] = first + k;
     for (int k = 0; k < 8; k++) n64[k] = first + k;
-    uint32_t size = b->z ? 64 : 32;
+    uint32_t size = (uint32_t)b->width * 4;
     int32_t at = dvm_j_pool_bytes(b, wide ? (const void *)n64 : (const void *)n32, size);
     return dvm_j_outer(
         b, (struct dvm_mi){.op = X_VMOVUPS, .attr = (uint8_t)b->len, .mem = J_POOL, .disp = at});
@@ -174,6 +174,7 @@ static void put(struct dvm_jb *b, int op, unsigned len, int o, int disp, unsigne
 
 /* 32-bit lanes to 16 bits (words of 0 .. 65535) and on to bytes, in the low part of a vector. */
 static dvm_vid words(struct dvm_jb *b, dvm_vid x) {
+    if (b->neon) return dvm_j_op(b, J_V, (struct dvm_mi){.op = X_VPMOVDW, .attr = X_128, .a = x});
     unsigned len = b->len;
     dvm_vid high = dvm_j_high(b, x);
     b->len = X_128;
@@ -183,6 +184,7 @@ static dvm_vid words(struct dvm_jb *b, dvm_vid x) {
 }
 
 static dvm_vid bytes(struct dvm_jb *b, dvm_vid x) {
+    if (b->neon) return dvm_j_op(b, J_V, (struct dvm_mi){.op = X_VPMOVDB, .attr = X_128, .a = x});
     unsigned len = b->len;
     dvm_vid w = words(b, dvm_j_and(b, x, dvm_j_const32(b, 255)));
     b->len = X_128;
@@ -191,9 +193,25 @@ static dvm_vid bytes(struct dvm_jb *b, dvm_vid x) {
     return r;
 }
 
+/* The instruction that stores as many bytes of a vector as narrow elements take. */
+static int narrow_store(const struct dvm_jb *b, int size) {
+    int n = b->width * size;
+    return n == 16 ? X_VMOVUPS_ST : n == 8 ? X_VMOVSD_ST : X_VMOVSS_ST;
+}
+
+/* Bits of 16 or 8 in 32-bit lanes. */
+static void store_narrow(struct dvm_jb *b, int o, int size, dvm_vid x) {
+    if (b->z)
+        put(b, size == 2 ? X_VPMOVDW : X_VPMOVDB, b->len, o, 0, 0, x);
+    else if (size == 2)
+        put(b, narrow_store(b, 2), X_128, o, 0, 0, words(b, x));
+    else
+        put(b, narrow_store(b, 1), X_128, o, 0, 0, bytes(b, x));
+}
+
 static void store_bool(struct dvm_jb *b, int o, dvm_vid m) {
     if (!b->z) {
-        put(b, X_VMOVQ_ST, X_128, o, 0, 0, bytes(b, dvm_j_and(b, m, dvm_j_const32(b, 1))));
+        store_narrow(b, o, 1, dvm_j_and(b, m, dvm_j_const32(b, 1)));
         return;
     }
     struct dvm_mi one = {.op = X_VMOVDQU8,
@@ -202,16 +220,6 @@ static void store_bool(struct dvm_jb *b, int o, dvm_vid m) {
                          .k = m,
                          .flags = J_ZERO};
     put(b, X_VMOVDQU8_ST, X_128, o, 0, 0, dvm_j_op(b, J_V, one));
-}
-
-/* Bits of 16 or 8 in 32-bit lanes. */
-static void store_narrow(struct dvm_jb *b, int o, int size, dvm_vid x) {
-    if (b->z)
-        put(b, size == 2 ? X_VPMOVDW : X_VPMOVDB, b->len, o, 0, 0, x);
-    else if (size == 2)
-        put(b, X_VMOVUPS_ST, X_128, o, 0, 0, words(b, x));
-    else
-        put(b, X_VMOVQ_ST, X_128, o, 0, 0, bytes(b, x));
 }
 
 void dvm_j_store(struct dvm_jb *b, int o, pair v, bool bf16) {
@@ -224,7 +232,7 @@ void dvm_j_store(struct dvm_jb *b, int o, pair v, bool bf16) {
         if (b->z)
             put(b, X_VCVTPS2PH, b->len, o, 0, 0, v.lo);
         else
-            put(b, X_VMOVUPS_ST, X_128, o, 0, 0, to_f16(b, v.lo));
+            put(b, narrow_store(b, 2), X_128, o, 0, 0, to_f16(b, v.lo));
         break;
     case DVM_BF16:
         store_narrow(b, o, 2, shift(b, X_VPSRLD, bf16 ? v.lo : to_bf16(b, v.lo), 16));

@@ -12,7 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#if defined(__x86_64__) && defined(__linux__)
+#if (defined(__x86_64__) || defined(__aarch64__)) && defined(__linux__)
 #include <elf.h>
 #include <fcntl.h>
 #include <pthread.h>
@@ -82,7 +82,11 @@ static void fill_image(struct image *m, const void *code, size_t size, const cha
     static const unsigned char magic[] = {0x7f, 'E', 'L', 'F', ELFCLASS64, ELFDATA2LSB, EV_CURRENT};
     memcpy(m->head.e_ident, magic, sizeof magic);
     m->head.e_type = ET_REL;
+#if defined(__aarch64__)
+    m->head.e_machine = EM_AARCH64;
+#else
     m->head.e_machine = EM_X86_64;
+#endif
     m->head.e_version = EV_CURRENT;
     m->head.e_shoff = offsetof(struct image, section);
     m->head.e_ehsize = sizeof m->head;

@@ -64,6 +64,7 @@ dvm_vid dvm_j_bnot(struct dvm_jb *b, dvm_vid x) {
 
 /* High half of the unsigned product: even lanes by one 32 x 32 multiplication, odd lanes by another. */
 dvm_vid dvm_j_umulh(struct dvm_jb *b, dvm_vid x, dvm_vid y) {
+    if (b->neon) return dvm_j_2(b, M_UMULH, x, y);
     dvm_vid even = dvm_j_2(b, X_VPMULUDQ, x, y);
     dvm_vid xo = dvm_j_1i(b, X_VPSRLQ, x, 32), yo = dvm_j_1i(b, X_VPSRLQ, y, 32);
     dvm_vid odd = dvm_j_2(b, X_VPMULUDQ, xo, yo);
@@ -75,11 +76,13 @@ dvm_vid dvm_j_umulh(struct dvm_jb *b, dvm_vid x, dvm_vid y) {
 
 dvm_vid dvm_j_high(struct dvm_jb *b, dvm_vid x) {
     if (dvm_j_list_of(b, x) < J_BODY) return x; /* all lanes are equal */
+    if (b->neon) return dvm_j_1i(b, X_VPERMILPS, x, 0xee);
     int op = b->len == X_512 ? X_VEXTRACTF64X4 : b->z ? X_VEXTRACTF32X4 : X_VEXTRACTF128;
     return dvm_j_op(b, J_V,
                     (struct dvm_mi){.op = (uint16_t)op, .attr = (uint8_t)b->len, .a = x, .imm = 1});
 }
 
 dvm_vid dvm_j_join(struct dvm_jb *b, dvm_vid lo, dvm_vid hi) {
+    if (b->neon) return dvm_j_2(b, X_VUNPCKLPD, lo, hi);
     return dvm_j_2i(b, b->z ? X_VINSERTF64X4 : X_VINSERTF128, lo, hi, 1);
 }

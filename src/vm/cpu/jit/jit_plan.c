@@ -69,7 +69,7 @@ static void plan_units(struct dvm_je *e, struct dvm_jplan *p) {
     if (p->tail_only) return;
     if (b->s->mode == DVM_MODE_MAP) {
         p->unroll = map_units(e, most);
-        p->stream = n * p->unroll <= STREAM_BODY && !b->calls && !b->nscan;
+        p->stream = !b->neon && n * p->unroll <= STREAM_BODY && !b->calls && !b->nscan;
         return;
     }
     if (b->calls || b->nscan) return;

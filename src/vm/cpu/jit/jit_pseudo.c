@@ -1,4 +1,5 @@
 /* Operations that are more than one instruction, or whose form depends on where the operands are. */
+#include "vm/cpu/jit/enc_a64.h"
 #include "vm/cpu/jit/jit_emit.h"
 #include "vm/cpu/jit/jit_help.h"
 
@@ -43,12 +44,32 @@ static void fma_in(struct dvm_je *e, const struct dvm_mi *m, int u, int op, dvm_
     vec(e, op, attr, d, rv, last);
 }
 
+/* NEON adds to its third operand only, and the product must not be what that is copied to. */
+static void fma_neon(struct dvm_je *e, const struct dvm_mi *m, int u, int op) {
+    int x = dvm_j_get(e, m->a, u), y = dvm_j_get(e, m->b, u), z = dvm_j_get(e, m->c, u), d;
+    if (ends_here(e, m->c) && m->c != m->a && m->c != m->b) {
+        dvm_j_done(e, m, u);
+        d = dvm_j_dest_near(e, m->d, u, z);
+        if (d != z) vec(e, X_VMOVAPS, e->full, d, 0, dvm_x_reg(z));
+        vec(e, op, m->attr, d, x, dvm_x_reg(y));
+        return;
+    }
+    d = dvm_j_dest(e, m->d, u);
+    vec(e, X_VMOVAPS, e->full, d, 0, dvm_x_reg(z));
+    vec(e, op, m->attr, d, x, dvm_x_reg(y));
+    dvm_j_done(e, m, u);
+}
+
 static void multiply_add(struct dvm_je *e, const struct dvm_mi *m, int u) {
     bool negated = m->op == M_FNMA;
     int op132 = negated ? X_VFNMADD132PS : X_VFMADD132PS,
         op213 = negated ? X_VFNMADD213PS : X_VFMADD213PS;
     int op231 = negated ? X_VFNMADD231PS : X_VFMADD231PS;
     dvm_vid x = m->a, y = m->b, z = m->c;
+    if (e->b->neon) {
+        fma_neon(e, m, u, op231);
+        return;
+    }
     if (dvm_j_from_memory(e, op213, z, u)) {
         if (!ends_here(e, x)) swap(&x, &y);
         fma_in(e, m, u, op213, x, y, z);
@@ -82,10 +103,11 @@ static void tail(struct dvm_je *e, const struct dvm_mi *m, int u) {
         if (d != x) vec(e, X_VMOVAPS, e->full, d, 0, dvm_x_reg(x));
         return;
     }
-    int ident = dvm_j_get(e, m->a, u), mask = J_TAIL_YMM;
+    int ident = dvm_j_get(e, m->a, u), mask = e->tail;
     if (!e->b->z && wide) {
         mask = dvm_j_take(e, J_V);
-        vec(e, X_VMOVUPS, X_256, mask, 0, dvm_j_frame_at(J_F_MASK64 + (high ? 32 : 0)));
+        vec(e, X_VMOVUPS, X_256, mask, 0,
+            dvm_j_frame_at(J_F_MASK64 + (high ? e->b->width * 4 : 0)));
     }
     dvm_j_done(e, m, u);
     int d = dvm_j_dest(e, m->d, u);
@@ -256,7 +278,7 @@ static void after_call(struct dvm_je *e) {
         vec(e, X_KMOVW, X_128, 1, 0, dvm_j_frame_at(J_F_K));
         vec(e, X_KMOVW, X_128, 2, 0, dvm_j_frame_at(J_F_K + 2));
     } else {
-        vec(e, X_VMOVUPS, X_256, J_TAIL_YMM, 0, dvm_j_frame_at(J_F_MASK));
+        vec(e, X_VMOVUPS, X_256, e->tail, 0, dvm_j_frame_at(J_F_MASK));
     }
 }
 
@@ -323,22 +345,50 @@ static void pick_row(struct dvm_je *e, const struct dvm_mi *m, int u) {
     after_call(e);
 }
 
-/* ---- AVX2 tails of narrow elements, one after the other */
+static void umulh(struct dvm_je *e, const struct dvm_mi *m, int u) {
+    int x = dvm_j_get(e, m->a, u), y = dvm_j_get(e, m->b, u);
+    dvm_j_done(e, m, u);
+    dvm_a64_umulh(&e->e, dvm_j_dest(e, m->d, u), x, y);
+}
+
+/* ---- tails without masked moves: one element after the other. Of 64-bit elements that take two vectors, m->disp says
+ * which. */
+
+struct access {
+    enum dvm_x_gop read, write;
+    bool wide;
+};
+
+static struct access access_of(int size) {
+    switch (size) {
+    case 1: return (struct access){G_MOVZXB, G_MOVB_ST, false};
+    case 2: return (struct access){G_MOVZXW, G_MOVW_ST, false};
+    case 4: return (struct access){G_MOV, G_MOV_ST, false};
+    default: return (struct access){G_MOV, G_MOV_ST, true};
+    }
+}
 
 void dvm_j_partial(struct dvm_je *e, const struct dvm_mi *m, bool store) {
-    int size = dvm_j_width_of(e, m->o), scale = size / 2, data = e->temp;
-    enum dvm_x_gop read = size == 2 ? G_MOVZXW : G_MOVZXB,
-                   write = size == 2 ? G_MOVW_ST : G_MOVB_ST;
+    int size = dvm_j_width_of(e, m->o), scale = __builtin_ctz((unsigned)size), data = e->temp,
+        first = m->disp / size;
+    struct access a = access_of(size);
+    struct dvm_mi start = *m;
+    start.disp = 0;
     struct dvm_x_rm buf = dvm_x_idx(J_R_FRAME, X_R11, scale, J_F_BUF),
                     row = dvm_x_idx(X_RAX, X_R11, scale, 0);
-    gpr(e, G_LEA, X_RAX, dvm_j_opnd(e, m, 0));
-    gpr32(e, G_XOR, X_R11, dvm_x_reg(X_R11));
-    int loop = dvm_enc_at(&e->e);
-    dvm_x_gpr(&e->e, read, false, data, store ? buf : row, 0);
-    dvm_x_gpr(&e->e, write, false, data, store ? row : buf, 0);
-    imm32(e, G_INC, dvm_x_reg(X_R11), 0);
+    gpr(e, G_LEA, X_RAX, dvm_j_opnd(e, &start, 0));
+    dvm_x_mov_imm64(&e->e, X_R11, (uint64_t)first);
+    int loop = dvm_enc_at(&e->e), done[2];
     gpr32(e, G_CMP, X_R11, dvm_j_frame_at(J_F_REM));
-    dvm_x_jump_back(&e->e, X_L, loop);
+    done[0] = dvm_x_jump(&e->e, X_GE);
+    imm32(e, G_CMP_I8, dvm_x_reg(X_R11), first + (size == 8 ? e->b->width / 2 : e->b->width));
+    done[1] = dvm_x_jump(&e->e, X_GE);
+    dvm_x_gpr(&e->e, a.read, a.wide, data, store ? buf : row, 0);
+    dvm_x_gpr(&e->e, a.write, a.wide, data, store ? row : buf, 0);
+    imm32(e, G_INC, dvm_x_reg(X_R11), 0);
+    dvm_x_jump_back(&e->e, X_ALWAYS, loop);
+    dvm_x_land(&e->e, done[0]);
+    dvm_x_land(&e->e, done[1]);
 }
 
 void dvm_j_pseudo(struct dvm_je *e, const struct dvm_mi *m, int u) {
@@ -355,6 +405,7 @@ void dvm_j_pseudo(struct dvm_je *e, const struct dvm_mi *m, int u) {
     case M_CALL: helper(e, m, u); break;
     case M_PICK: pick(e, m, u); break;
     case M_PICK_ROW: pick_row(e, m, u); break;
+    case M_UMULH: umulh(e, m, u); break;
     default: part(e, m, u); break;
     }
 }
