@@ -108,6 +108,31 @@ void dvm_j_evict_all(struct dvm_je *e) {
     }
 }
 
+static uint32_t owned(const struct dvm_je *e, int cls) {
+    return all_regs(e, cls) & ~(e->free[cls] | reserved(e, cls));
+}
+
+void dvm_j_save_all(struct dvm_je *e) {
+    for (int cls = J_V; cls <= J_K; cls++)
+        for (uint32_t set = owned(e, cls); set; set &= set - 1) save(e, cls, __builtin_ctz(set));
+}
+
+void dvm_j_remember(struct dvm_je *e) {
+    for (int cls = J_V; cls <= J_K; cls++)
+        for (int r = 0; r < 32; r++)
+            e->before[cls][r] = owned(e, cls) >> r & 1 ? e->owner[cls][r] : 0;
+}
+
+void dvm_j_forget(struct dvm_je *e, dvm_vid first, dvm_vid end) {
+    for (int cls = J_V; cls <= J_K; cls++)
+        for (uint32_t set = owned(e, cls); set; set &= set - 1) {
+            int r = __builtin_ctz(set);
+            dvm_vid v = e->owner[cls][r];
+            bool made = v >= first && v < end && local(e, v);
+            if (!made && e->before[cls][r] != v) drop_register(e, cls, r);
+        }
+}
+
 /* ---- operands */
 
 static bool is_zero(const struct dvm_jb *b, const struct dvm_jval *x) {

@@ -39,6 +39,8 @@ struct dvm_je {
     int nspare;
     int32_t ended[4]; /* slots of operands that end with this operation */
     int nended;
+    int skip_jump;                       /* M_SKIP to its end */
+    uint16_t before[2][32];              /* owners at M_SKIP */
     int8_t base[2 * DVM_STRIP_MAX_OPND]; /* register with the address of an operand, or -1 */
     int temp; /* AVX2 with narrow operands: a third scratch register, else -1 */
     bool noting;
@@ -86,6 +88,11 @@ void dvm_j_alias(struct dvm_je *e, dvm_vid v, int u, int r);
 bool dvm_j_from_memory(const struct dvm_je *e, int op, dvm_vid v, int u);
 struct dvm_x_rm dvm_j_operand(struct dvm_je *e, int op, dvm_vid v, int u, unsigned *attr);
 void dvm_j_evict_all(struct dvm_je *e);
+/* All values in registers to the frame as well; registers as they are now; only those still so, and values first .. end
+ * (not), stay. */
+void dvm_j_save_all(struct dvm_je *e);
+void dvm_j_remember(struct dvm_je *e);
+void dvm_j_forget(struct dvm_je *e, dvm_vid first, dvm_vid end);
 struct dvm_x_rm dvm_j_opnd(struct dvm_je *e, const struct dvm_mi *m, int u);
 struct dvm_x_rm dvm_j_frame_at(int32_t disp);
 int dvm_j_width_of(const struct dvm_je *e, int o); /* bytes of an element of operand o */

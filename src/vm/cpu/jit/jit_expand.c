@@ -15,6 +15,11 @@ static dvm_vid three(struct dvm_jb *b, int op, dvm_vid x, dvm_vid y, dvm_vid z) 
         (struct dvm_mi){.op = (uint16_t)op, .attr = (uint8_t)b->len, .a = x, .b = y, .c = z});
 }
 
+static dvm_vid minus(struct dvm_jb *b, dvm_vid x, dvm_vid y, dvm_vid z) {
+    if (!b->neon) return three(b, M_FMS, x, y, z);
+    return three(b, M_FMA, x, y, dvm_j_xor(b, z, dvm_j_const32(b, 0x80000000)));
+}
+
 /* p * 2^n with one rounding, |n| <= 160 and integral. Without the instruction two factors, both in range: 2^(n +- 64)
  * is exact, its sign chosen so that the second, 2^-+64, does the rounding. */
 static dvm_vid scale(struct dvm_jb *b, dvm_vid p, dvm_vid n) {
@@ -43,6 +48,7 @@ static dvm_vid scale(struct dvm_jb *b, dvm_vid p, dvm_vid n) {
 #define X_SQRT(x) dvm_j_1(jb, X_VSQRTPS, x)
 #define X_FMA(x, y, z) three(jb, M_FMA, x, y, z)
 #define X_FNMA(x, y, z) three(jb, M_FNMA, x, y, z)
+#define X_FMS(x, y, z) minus(jb, x, y, z)
 #define X_SCALEF(x, y) scale(jb, x, y)
 #define X_NEG(x) dvm_j_xor(jb, x, dvm_j_const32(jb, 0x80000000))
 #define X_ABS(x) dvm_j_and(jb, x, dvm_j_const32(jb, 0x7fffffff))
@@ -78,6 +84,25 @@ static dvm_vid scale(struct dvm_jb *b, dvm_vid p, dvm_vid n) {
 #define XI_SHRV(x, y) dvm_j_2(jb, X_VPSRLVD, x, y)
 #include "code/expand.h"
 
+static const float TRIG_BOUND = 0x1p17f;
+
+/* Sine and cosine of moderate arguments are a quarter of the work of those for all arguments, and give the same bits
+ * there; the rest is jumped over when no lane needs it. */
+static dvm_vid trig(struct dvm_jb *b, bool cosine, dvm_vid x) {
+    if (b->neon || dvm_j_list_of(b, x) < J_BODY) return cosine ? x_cos(b, x) : x_sin(b, x);
+    dvm_vid near = cosine ? x_cos_small(b, x) : x_sin_small(b, x);
+    dvm_vid size = dvm_j_and(b, x, dvm_j_const32(b, 0x7fffffff));
+    dvm_vid all = dvm_j_cmpf(b, size, constant(b, TRIG_BOUND), J_F_LE);
+    struct dvm_mi skip = {.op = M_SKIP, .a = all}, end = {.op = M_SKIP_END};
+    b->skips = true;
+    dvm_j_add(b, J_BODY, &skip);
+    end.disp = (int32_t)b->nval;
+    dvm_vid far = cosine ? x_cos(b, x) : x_sin(b, x);
+    end.o = (uint16_t)b->nval;
+    dvm_j_add(b, J_BODY, &end);
+    return dvm_j_sel(b, all, near, far);
+}
+
 dvm_vid dvm_j_expand(struct dvm_jb *b, int op, dvm_vid x, dvm_vid y) {
     switch (op) {
     case DVM_OP_RSQRT: return x_rsqrt(b, x);
@@ -87,8 +112,8 @@ dvm_vid dvm_j_expand(struct dvm_jb *b, int op, dvm_vid x, dvm_vid y) {
     case DVM_OP_LOG: return x_log(b, x);
     case DVM_OP_LOG2: return x_log2(b, x);
     case DVM_OP_LOG1P: return x_log1p(b, x);
-    case DVM_OP_SIN: return x_sin(b, x);
-    case DVM_OP_COS: return x_cos(b, x);
+    case DVM_OP_SIN: return trig(b, false, x);
+    case DVM_OP_COS: return trig(b, true, x);
     case DVM_OP_TANH: return x_tanh(b, x);
     case DVM_OP_SIGMOID: return x_sigmoid(b, x);
     case DVM_OP_ERF: return x_erf(b, x);

@@ -39,7 +39,10 @@ enum dvm_mop {
     M_CALL,     /* helper o over (a, b) and (c, k), halves of 64-bit operands */
     M_PICK,     /* like M_CALL: elements of operand o at indices a (and b); imm: indices are i64 */
     M_PICK_ROW, /* base of operand o = its element a, for the whole row; imm as above */
-    M_UMULH,    /* d = high half of the unsigned products of a and b (AArch64) */
+    M_FMS,      /* d = a * b - c (not AArch64) */
+    M_SKIP,     /* where mask a is true in all lanes, go on behind M_SKIP_END */
+    M_SKIP_END, /* values disp .. o (first not) were made in between, and are nothing when it was skipped */
+    M_UMULH, /* d = high half of the unsigned products of a and b (AArch64) */
     M_PART, /* scalar a to the part record at disp; attr: 0 four bytes, 1 eight, 2 + length: the vector */
     M_NOPS
 };
@@ -121,6 +124,7 @@ struct dvm_jb {
     bool failed;    /* out of memory or too long */
     bool no_memory; /* that is why */
     bool calls;     /* has M_CALL or M_PICK */
+    bool skips;     /* has M_SKIP */
     bool narrow;    /* AVX2: operands below 32 bits */
     bool wide64;    /* AVX2: operands of 64 bits */
     unsigned len;   /* X_512 or X_256 */

@@ -52,7 +52,7 @@ static bool fits(const struct dvm_je *e, int units, const int most[2], int fixed
 /* Units of a map: enough to hide the loop, as long as nothing spills. */
 static int map_units(const struct dvm_je *e, const int most[2]) {
     int n = (int)e->b->list[J_BODY].n, hoisted = DVM_MIN(most_hoisted(e->b), 6);
-    if (e->b->calls || e->b->nscan) return 1;
+    if (e->b->calls || e->b->nscan || e->b->skips) return 1;
     for (int u = 4; u > 1; u /= 2)
         if (u * n <= MAP_BODY && fits(e, u, most, hoisted)) return u;
     return 1;
@@ -72,7 +72,7 @@ static void plan_units(struct dvm_je *e, struct dvm_jplan *p) {
         p->stream = !b->neon && n * p->unroll <= STREAM_BODY && !b->calls && !b->nscan;
         return;
     }
-    if (b->calls || b->nscan) return;
+    if (b->calls || b->nscan || b->skips) return;
     if (b->s->mode == DVM_MODE_ROW) {
         int u = DVM_TREE_LANES / b->width;
         if (b->nacc == 0 || (u * n <= ROW_BODY && fits(e, u, most, u * b->nacc))) {

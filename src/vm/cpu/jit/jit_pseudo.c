@@ -61,10 +61,11 @@ static void fma_neon(struct dvm_je *e, const struct dvm_mi *m, int u, int op) {
 }
 
 static void multiply_add(struct dvm_je *e, const struct dvm_mi *m, int u) {
-    bool negated = m->op == M_FNMA;
-    int op132 = negated ? X_VFNMADD132PS : X_VFMADD132PS,
-        op213 = negated ? X_VFNMADD213PS : X_VFMADD213PS;
-    int op231 = negated ? X_VFNMADD231PS : X_VFMADD231PS;
+    static const uint16_t forms[3][3] = {{X_VFMADD132PS, X_VFMADD213PS, X_VFMADD231PS},
+                                         {X_VFNMADD132PS, X_VFNMADD213PS, X_VFNMADD231PS},
+                                         {X_VFMSUB132PS, X_VFMSUB213PS, X_VFMSUB231PS}};
+    const uint16_t *form = forms[m->op == M_FMA ? 0 : m->op == M_FNMA ? 1 : 2];
+    int op132 = form[0], op213 = form[1], op231 = form[2];
     dvm_vid x = m->a, y = m->b, z = m->c;
     if (e->b->neon) {
         fma_neon(e, m, u, op231);
@@ -345,6 +346,29 @@ static void pick_row(struct dvm_je *e, const struct dvm_mi *m, int u) {
     after_call(e);
 }
 
+/* ---- jumping over operations. What is in registers is put in the frame too before the jump, so that it is at home on
+ * both ways; what is brought back from there in between is forgotten at the end. */
+
+static void skip(struct dvm_je *e, const struct dvm_mi *m, int u) {
+    int all = dvm_j_get(e, m->a, u);
+    dvm_j_save_all(e);
+    if (e->b->z) {
+        vec(e, X_KORTESTW, X_128, all, 0, dvm_x_reg(all));
+        e->skip_jump = dvm_x_jump(&e->e, X_B);
+    } else {
+        vec(e, X_VMOVMSKPS, X_256, X_RAX, 0, dvm_x_reg(all));
+        imm32(e, G_CMP_I, dvm_x_reg(X_RAX), 255);
+        e->skip_jump = dvm_x_jump(&e->e, X_E);
+    }
+    dvm_j_done(e, m, u);
+    dvm_j_remember(e);
+}
+
+static void skip_end(struct dvm_je *e, const struct dvm_mi *m) {
+    dvm_j_forget(e, (dvm_vid)m->disp, m->o);
+    dvm_x_land(&e->e, e->skip_jump);
+}
+
 static void umulh(struct dvm_je *e, const struct dvm_mi *m, int u) {
     int x = dvm_j_get(e, m->a, u), y = dvm_j_get(e, m->b, u);
     dvm_j_done(e, m, u);
@@ -394,7 +418,8 @@ void dvm_j_partial(struct dvm_je *e, const struct dvm_mi *m, bool store) {
 void dvm_j_pseudo(struct dvm_je *e, const struct dvm_mi *m, int u) {
     switch (m->op) {
     case M_FMA:
-    case M_FNMA: multiply_add(e, m, u); break;
+    case M_FNMA:
+    case M_FMS: multiply_add(e, m, u); break;
     case M_TAIL: tail(e, m, u); break;
     case M_ACC_LD: acc_load(e, m, u); break;
     case M_ACC_ST: acc_store(e, m, u); break;
@@ -406,6 +431,8 @@ void dvm_j_pseudo(struct dvm_je *e, const struct dvm_mi *m, int u) {
     case M_PICK: pick(e, m, u); break;
     case M_PICK_ROW: pick_row(e, m, u); break;
     case M_UMULH: umulh(e, m, u); break;
+    case M_SKIP: skip(e, m, u); break;
+    case M_SKIP_END: skip_end(e, m); break;
     default: part(e, m, u); break;
     }
 }
