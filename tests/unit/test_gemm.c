@@ -346,6 +346,83 @@ static void groups_of_k(void **state) {
     }
 }
 
+/* Some groups large enough for shared blocks, some streamed, some empty. */
+static void large_groups(void **state) {
+    (void)state;
+    for (int z = 0; z < 4; z++) {
+        int64_t ends[5] = {0, 3, 310, 311, 470};
+        dvm_dtype t = z & 1 ? DVM_BF16 : DVM_F32;
+        struct dvm_gemm g = {.m = 480, .n = 130, .k = 300, .ends = ends, .ngroup = 5};
+        struct guarded a, b;
+        g.form = z & 2 ? DVM_GEMM_GROUPK : DVM_GEMM_GROUPM;
+        if (z & 2) g.m = 300, g.k = 480;
+        a = operand(&g.a, 1, g.m, g.k, t, ROWS, SMOOTH);
+        b = operand(&g.b, z & 2 ? 1 : 5, g.k, g.n, t, COLS, SMOOTH);
+        out_dense(&g, DVM_F32);
+        compare(&g, (z & 2 ? 5 : 1) * g.m * g.n, true);
+        unguard(&a), unguard(&b);
+    }
+}
+
+/* ---- where the dot instruction stops being exact: exponents that make the smallest or largest products borderline */
+
+static void fill_exponents(struct dvm_gemm_mat *m, int64_t count, int from) {
+    uint16_t *h = (uint16_t *)(uintptr_t)m->p;
+    for (int64_t i = 0; i < count; i++)
+        h[i] = (uint16_t)((rnd() & 0x807f) | (uint32_t)(from + (int)(rnd() % 3)) << 7);
+}
+static void exponent_borders(void **state) {
+    static const int sums[] = {110, 139, 140, 141, 142, 143, 372, 374, 375, 376, 377, 378, 379};
+    (void)state;
+    for (int i = 0; i < (int)DVM_COUNT(sums); i++)
+        for (int split = 0; split < 3; split++) {
+            struct dvm_gemm g = {.m = 14, .n = 40, .k = 301};
+            int ea = split == 0   ? sums[i] / 2
+                     : split == 1 ? DVM_MAX(sums[i] - 250, 1)
+                                  : DVM_MIN(sums[i] - 1, 252);
+            struct guarded a = operand(&g.a, 1, g.m, g.k, DVM_BF16, ROWS, SMOOTH);
+            struct guarded b = operand(&g.b, 1, g.k, g.n, DVM_BF16, ROWS, SMOOTH);
+            fill_exponents(&g.a, g.m * g.k, ea);
+            fill_exponents(&g.b, g.k * g.n, sums[i] - ea);
+            out_dense(&g, DVM_F32);
+            compare(&g, g.m * g.n, false);
+            unguard(&a), unguard(&b);
+        }
+}
+
+/* ---- no memory: an error, nothing lost */
+
+struct purse {
+    int64_t left, held;
+};
+static void *spend(void *user, void *old, size_t old_size, size_t new_size) {
+    struct purse *p = user;
+    if (new_size && p->left-- <= 0) return NULL;
+    p->held += (int64_t)new_size - (int64_t)(old ? old_size : 0);
+    return dvm_mem_system(NULL, old, old_size, new_size);
+}
+static void out_of_memory(void **state) {
+    (void)state;
+    struct purse purse = {0, 0};
+    struct dvm_mem poor = {spend, &purse};
+    struct dvm_gemm g = {.m = 200, .n = 200, .k = 200};
+    struct guarded a = operand(&g.a, 1, 200, 200, DVM_F32, ROWS, SMOOTH);
+    struct guarded b = operand(&g.b, 1, 200, 200, DVM_F32, ROWS, SMOOTH);
+    float *c = calloc(200 * 200, 4);
+    out_dense(&g, DVM_F32);
+    g.out.p = (char *)c;
+    dvm_status st = DVM_ERR_NOMEM;
+    for (int n = 0; st != DVM_OK; n++) {
+        assert_true(n < 10);
+        purse.left = n;
+        st = dvm_gemm_run(&g, &level[0], NULL, &poor, NULL);
+        assert_true(st == DVM_OK || st == DVM_ERR_NOMEM);
+        assert_int_equal(purse.held, 0);
+    }
+    free(c);
+    unguard(&a), unguard(&b);
+}
+
 /* ---- callbacks: values made on the fly, every element handed over once */
 
 struct maker {
@@ -485,12 +562,13 @@ static void refused(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(small_sizes),     cmocka_unit_test(layouts_and_dtypes),
-        cmocka_unit_test(edges_of_blocks), cmocka_unit_test(random_shapes),
-        cmocka_unit_test(threads_agree),   cmocka_unit_test(close_to_fp64),
-        cmocka_unit_test(groups_of_rows),  cmocka_unit_test(groups_of_k),
-        cmocka_unit_test(with_callbacks),  cmocka_unit_test(broadcast_batch),
-        cmocka_unit_test(own_scratch),     cmocka_unit_test(strided_result),
-        cmocka_unit_test(refused)};
+        cmocka_unit_test(small_sizes),      cmocka_unit_test(layouts_and_dtypes),
+        cmocka_unit_test(edges_of_blocks),  cmocka_unit_test(random_shapes),
+        cmocka_unit_test(threads_agree),    cmocka_unit_test(close_to_fp64),
+        cmocka_unit_test(groups_of_rows),   cmocka_unit_test(groups_of_k),
+        cmocka_unit_test(with_callbacks),   cmocka_unit_test(broadcast_batch),
+        cmocka_unit_test(own_scratch),      cmocka_unit_test(strided_result),
+        cmocka_unit_test(refused),          cmocka_unit_test(large_groups),
+        cmocka_unit_test(exponent_borders), cmocka_unit_test(out_of_memory)};
     return cmocka_run_group_tests(tests, setup, teardown);
 }
