@@ -185,9 +185,8 @@ static void *block(size_t n) {
 }
 
 static void bench_chains(void) {
-    static const int ops[] = {1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 40, 110};
-    static const long bytes[] = {256,       1 << 10, 4 << 10,  16 << 10,
-                                 256 << 10, 2 << 20, 16 << 20, 64 << 20};
+    static const int ops[] = {1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 40};
+    static const long bytes[] = {4 << 10, 16 << 10, 256 << 10, 2 << 20, 16 << 20, 64 << 20};
     void *exact = compile_chains(ops, DVM_COUNT(ops), false),
          *fast = compile_chains(ops, DVM_COUNT(ops), true);
     float *x0 = block(64 << 20), *x1 = block(64 << 20), *y = block(64 << 20), *z = block(64 << 20);
