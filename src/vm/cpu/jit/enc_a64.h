@@ -43,5 +43,7 @@ void dvm_a64_save(struct dvm_enc *e);
 void dvm_a64_restore(struct dvm_enc *e);
 /* High half of unsigned 32-bit products. */
 void dvm_a64_umulh(struct dvm_enc *e, int d, int x, int y);
-enum { A_NOP = 0xd503201f, A_RET = 0xd65f03c0, A_DMB = 0xd5033bbf };
+#define A_NOP UINT32_C(0xd503201f)
+#define A_RET UINT32_C(0xd65f03c0)
+#define A_DMB UINT32_C(0xd5033bbf)
 #endif
