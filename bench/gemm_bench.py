@@ -18,7 +18,7 @@ import time
 
 # Waiting threads of the other side would take the processor away.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-import torch  # noqa: E402
+import torch
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 DTYPES = {"f32": (3, torch.float32), "bf16": (2, torch.bfloat16), "f16": (1, torch.float16)}

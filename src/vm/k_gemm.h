@@ -50,7 +50,7 @@ struct dvm_k_gemm {
     /* Pairs to floats: d[2i * w + j], d[(2i + 1) * w + j] of the words s[i * w + j] (B); w = 1: A. */
     void (*unpair)(float *d, const uint32_t *s, int64_t w, int64_t pairs);
     /* Smallest exponent field of the nonzero halves (255: all are zero), largest of all. */
-    void (*exponents)(const uint32_t *s, int64_t n, int *lo, int *hi);
+    void (*exponents)(const uint32_t *s, int64_t pitch, int64_t rows, int64_t n, int *lo, int *hi);
 
     /* Streaming: c[r][j] = (first) or += the chain over k <= KC for m <= SMALL_M rows, B read where it stands. tmp
      * holds m * n floats. n1: rows of B are contiguous. k1: columns of B are contiguous. */

@@ -115,12 +115,7 @@ static struct gemm_range pack_a(const struct gemm_run *r, int thread, const stru
         r->k->rows(d, KC, KC, 0, false, &s);
     } else {
         r->k->col_pairs(d, KC / 2, &s);
-        for (int64_t i = 0; i < t->m; i++) {
-            int l, h;
-            r->k->exponents((uint32_t *)d + i * (KC / 2), gemm_over(t->kc, 2), &l, &h);
-            lo = DVM_MIN(lo, l);
-            hi = DVM_MAX(hi, h);
-        }
+        r->k->exponents(d, KC / 2, t->m, gemm_over(t->kc, 2), &lo, &hi);
     }
     return (struct gemm_range){(uint8_t)lo, (uint8_t)hi};
 }
@@ -138,7 +133,7 @@ static struct gemm_range pack_b(const struct gemm_run *r, float *stage, int thre
     }
     if (t->pairs) {
         r->k->row_pairs(d, r->k->nr, t->strip, &s);
-        r->k->exponents(d, gemm_over(t->n, r->k->nr) * t->strip, &lo, &hi);
+        r->k->exponents(d, 0, 1, gemm_over(t->n, r->k->nr) * t->strip, &lo, &hi);
     } else {
         r->k->rows(d, r->k->nr, r->k->nr, t->strip, true, &s);
     }

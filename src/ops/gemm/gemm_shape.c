@@ -84,7 +84,7 @@ static bool dense(const struct dvm_gemm_mat *m) {
 }
 /* Streaming reads the large operand where it stands, in one of the two directions. */
 static enum gemm_way way_of(const struct dvm_gemm *g, const struct gemm_item *it) {
-    int64_t few = gemm_all_bf16(g) ? 3 : DVM_GEMM_SMALL_M; /* the dot instruction does more rows */
+    int64_t few = gemm_all_bf16(g) ? 2 : DVM_GEMM_SMALL_M; /* the dot instruction does more rows */
     if (it->m <= few && !g->pack_b && dense(&g->b)) return WAY_STREAM;
     if (it->n <= few && !g->pack_a && dense(&g->a)) return WAY_STREAM_SWAP;
     return WAY_BLOCK;

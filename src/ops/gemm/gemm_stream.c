@@ -40,7 +40,7 @@ static void pack_small(const struct gemm_run *r, const struct gemm_ws *ws, int t
 }
 
 /* Columns of T that are contiguous in memory are read to their end, some at a time; rows all at once. */
-enum { COLUMNS = 64 };
+enum { COLUMNS = 16 };
 
 static void stream(const struct gemm_run *r, const struct gemm_ws *ws, int thread,
                    const struct gemm_item *it, const struct view *v, int64_t r0, int64_t c0,

@@ -673,16 +673,16 @@ static void unpair(float *DVM_RESTRICT d, const uint32_t *DVM_RESTRICT s, int64_
 }
 
 /* Twice the magnitude, and the same less one: a zero becomes the largest. */
-static void exponents(const uint32_t *s, int64_t n, int *lo, int *hi) {
+static void exponents(const uint32_t *s, int64_t pitch, int64_t rows, int64_t n, int *lo, int *hi) {
     vu small = vu_set1(0xffffffff), large = vu_set1(0);
-    int64_t i = 0;
-    for (; i < n; i += W) {
-        uint32_t part[W] = {0};
-        if (i + W > n) memcpy(part, s + i, (size_t)(n - i) * 4);
-        vu m = vu_twice16(vu_load(i + W > n ? part : s + i));
-        small = vu_min16(small, vu_less16(m));
-        large = vu_max16(large, m);
-    }
+    for (; rows > 0; rows--, s += pitch)
+        for (int64_t i = 0; i < n; i += W) {
+            uint32_t part[W] = {0};
+            if (i + W > n) memcpy(part, s + i, (size_t)(n - i) * 4);
+            vu m = vu_twice16(vu_load(i + W > n ? part : s + i));
+            small = vu_min16(small, vu_less16(m));
+            large = vu_max16(large, m);
+        }
     uint32_t a[W], b[W];
     uint32_t least = 0xffff, most = 0;
     vu_store(a, small);
