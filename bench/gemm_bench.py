@@ -1,6 +1,6 @@
 """Matrix multiply: the engine against torch.mm in the same process, shape by shape, taking turns.
 
-    ./dev exec python bench/gemm_bench.py [--build build] [--dtype f32,bf16] [--threads 1,2] [--only square|model]
+    ./dev exec python bench/gemm_bench.py [--build build] [--dtype f32,bf16] [--threads 1,2] [--only square|model|groups]
                                           [--layout nn,nt] [--isa avx2] [--reps N] [--match 1x8192x2048]
 
 One thread is timed by processor time of the calling thread, so that other load on the machine disturbs less; several
@@ -49,7 +49,8 @@ def load(build: str) -> ctypes.CDLL:
     lib = ctypes.CDLL(out)
     p, i64, i = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
     lib.gm_mm.argtypes = [p, i64, i64, p, i64, i64, p, i, i64, i64, i64, i64, i, i]
-    lib.gm_mm.restype = lib.gm_peak.restype = ctypes.c_double
+    lib.gm_groups.argtypes = [p, p, p, i, p, i64, i64, i64, i64, i, i]
+    lib.gm_mm.restype = lib.gm_groups.restype = lib.gm_peak.restype = ctypes.c_double
     lib.gm_open.argtypes = [ctypes.c_char_p, i]
     return lib
 
@@ -117,6 +118,49 @@ class Pair:
         return ours, theirs
 
 
+def grouped(
+    lib, dtype: str, threads: int, groups: int, most: int, n: int, k: int, rounds: int
+) -> float:
+    """Uneven groups of rows against a loop of torch.mm; prints a line, returns the ratio."""
+    code, t = DTYPES[dtype]
+    clock = time.thread_time if threads == 1 else time.perf_counter
+    sizes = torch.randint(0, most + 1, (groups,))
+    ends = torch.cumsum(sizes, 0)
+    m = int(ends[-1])
+    a, b = torch.randn(m, k).to(t), torch.randn(groups, k, n).to(t)
+    c, d = torch.empty(m, n, dtype=t), torch.empty(m, n, dtype=t)
+    rows = [(int(e) - int(s), int(e)) for s, e in zip(sizes, ends, strict=True)]
+    ours = theirs = math.inf
+    for _ in range(rounds):
+        start = clock()
+        for i, (lo, hi) in enumerate(rows):
+            if hi > lo:
+                torch.mm(a[lo:hi], b[i], out=d[lo:hi])
+        theirs = min(theirs, clock() - start)
+        ours = min(
+            ours,
+            lib.gm_groups(
+                a.data_ptr(),
+                b.data_ptr(),
+                c.data_ptr(),
+                code,
+                ends.data_ptr(),
+                groups,
+                m,
+                n,
+                k,
+                threads > 1,
+                1,
+            ),
+        )
+    print(
+        f"{dtype} {groups:3d} groups of 0..{most:3d} rows, {n} {k}  dvm {ours * 1e6:9.1f} us   "
+        f"torch loop {theirs * 1e6:9.1f} us   ratio {theirs / ours:5.2f}",
+        flush=True,
+    )
+    return theirs / ours
+
+
 def main() -> None:
     ap = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -140,7 +184,19 @@ def main() -> None:
                 f"# {dtype}, {threads} thread(s): multiply-add floor {peak * 1e-9:.1f} GF a core",
                 flush=True,
             )
-            for layout in o.layout.split(","):
+            if o.only in ("", "groups") and not o.match:
+                ratios = [
+                    grouped(lib, dtype, threads, g, most, n, k, o.reps or 5)
+                    for g in (8, 64)
+                    for most in (16, 64)
+                    for n, k in ((512, 512), (2048, 1024))
+                ]
+                print(
+                    f"{dtype} groups geometric mean {math.exp(sum(map(math.log, ratios)) / len(ratios)):.3f}, "
+                    f"worst {min(ratios):.2f}",
+                    flush=True,
+                )
+            for layout in o.layout.split(",") if o.only != "groups" else ():
                 table(lib, o, dtype, threads, layout, peak)
 
 

@@ -31,12 +31,24 @@ static double now(clockid_t clock) {
     return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
 }
 
-/* Element strides. Best of reps, in seconds: processor time of this thread, or of the clock if wall. */
+/* Best of reps, in seconds: processor time of this thread, or of the clock if wall. */
+static double best_of(const struct dvm_gemm *g, int wall, int reps) {
+    clockid_t clock = wall ? CLOCK_MONOTONIC : CLOCK_THREAD_CPUTIME_ID;
+    double best = 1e30;
+    for (int r = 0; r < reps; r++) {
+        double t = now(clock);
+        if (dvm_gemm_run(g, &isa, pool, &mem, NULL) != DVM_OK) return -1;
+        t = now(clock) - t;
+        if (t < best) best = t;
+    }
+    return best;
+}
+
+/* Element strides. */
 EXPORT double gm_mm(const void *a, int64_t ars, int64_t acs, const void *b, int64_t brs,
                     int64_t bcs, void *c, int dtype, int64_t m, int64_t n, int64_t k, int64_t batch,
                     int wall, int reps) {
     int64_t e = (int64_t)dvm_dtype_size((dvm_dtype)dtype);
-    clockid_t clock = wall ? CLOCK_MONOTONIC : CLOCK_THREAD_CPUTIME_ID;
     struct dvm_gemm g = {.m = m,
                          .n = n,
                          .k = k,
@@ -45,14 +57,23 @@ EXPORT double gm_mm(const void *a, int64_t ars, int64_t acs, const void *b, int6
                          .a = {a, ars * e, acs * e, {m * k * e}, (dvm_dtype)dtype},
                          .b = {b, brs * e, bcs * e, {k * n * e}, (dvm_dtype)dtype},
                          .out = {c, n * e, e, {m * n * e}, (dvm_dtype)dtype}};
-    double best = 1e30;
-    for (int r = 0; r < reps; r++) {
-        double t = now(clock);
-        if (dvm_gemm_run(&g, &isa, pool, &mem, NULL) != DVM_OK) return -1;
-        t = now(clock) - t;
-        if (t < best) best = t;
-    }
-    return best;
+    return best_of(&g, wall, reps);
+}
+
+/* Groups of rows: ends of each in a, one matrix of b (k x n, dense) a group. */
+EXPORT double gm_groups(const void *a, const void *b, void *c, int dtype, const int64_t *ends,
+                        int64_t groups, int64_t m, int64_t n, int64_t k, int wall, int reps) {
+    int64_t e = (int64_t)dvm_dtype_size((dvm_dtype)dtype);
+    struct dvm_gemm g = {.m = m,
+                         .n = n,
+                         .k = k,
+                         .form = DVM_GEMM_GROUPM,
+                         .ends = ends,
+                         .ngroup = groups,
+                         .a = {a, k * e, e, {0}, (dvm_dtype)dtype},
+                         .b = {b, n * e, e, {k * n * e}, (dvm_dtype)dtype},
+                         .out = {c, n * e, e, {0}, (dvm_dtype)dtype}};
+    return best_of(&g, wall, reps);
 }
 
 /* ---- floor: independent multiply-adds in registers, flop per second */

@@ -27,12 +27,17 @@ struct dvm_k_block {
     dvm_dtype t; /* F32, BF16, F16 */
 };
 
+/* Smallest exponent field of the nonzero numbers (255: there are none), largest of all. */
+struct dvm_k_range {
+    uint8_t lo, hi;
+};
+
 struct dvm_k_gemm {
     int mr, nr; /* rows and columns of the micro-kernels */
 
     /* One micro-tile: c[r][j] = (first) or += the chain over k. m <= mr; n <= nr columns are wanted, up to nr are
-     * computed and written. b: one strip. The lines at next, next + step, ... (one for each k) are prefetched: what
-     * the caller will pack soon; any address will do. */
+     * computed and written. b: one strip. The lines at next and next + 64, next + step and so on
+     * (one step for each k) are prefetched: what the caller will need soon; any address will do. */
     void (*f32)(int m, int n, int64_t k, const float *a, const float *b, float *c, int64_t ldc,
                 bool first, const char *next, int64_t step);
     /* The same from pairs with the bf16 dot instruction: NULL where the level has none. Same bits as f32 as long as no
@@ -44,13 +49,12 @@ struct dvm_k_gemm {
      * end of the last strip become zero if pad. */
     void (*rows)(float *d, int64_t pitch, int64_t w, int64_t strip, bool pad,
                  const struct dvm_k_block *s);
-    /* bf16 only. Pairs along the columns of s, without strips; and pairs of rows of s, with strips. */
-    void (*col_pairs)(uint32_t *d, int64_t pitch, const struct dvm_k_block *s);
-    void (*row_pairs)(uint32_t *d, int64_t w, int64_t strip, const struct dvm_k_block *s);
+    /* bf16 only. Pairs along the columns of s, without strips; and pairs of rows of s, in strips of nr columns that are
+     * `strip` words apart. */
+    struct dvm_k_range (*col_pairs)(uint32_t *d, int64_t pitch, const struct dvm_k_block *s);
+    struct dvm_k_range (*row_pairs)(uint32_t *d, int64_t strip, const struct dvm_k_block *s);
     /* Pairs to floats: d[2i * w + j], d[(2i + 1) * w + j] of the words s[i * w + j] (B); w = 1: A. */
     void (*unpair)(float *d, const uint32_t *s, int64_t w, int64_t pairs);
-    /* Smallest exponent field of the nonzero halves (255: all are zero), largest of all. */
-    void (*exponents)(const uint32_t *s, int64_t pitch, int64_t rows, int64_t n, int *lo, int *hi);
 
     /* Streaming: c[r][j] = (first) or += the chain over k <= KC for m <= SMALL_M rows, B read where it stands. tmp
      * holds m * n floats. n1: rows of B are contiguous. k1: columns of B are contiguous. */

@@ -99,7 +99,7 @@ static size_t share(const struct gemm_item *it, bool pairs, char *p, struct gemm
     ranges = (it->rows + s->cols) * it->depth * (int64_t)sizeof *s->ra;
     if (p && a) s->a = p;
     if (p && b) s->b = p + a;
-    if (p) s->ra = (struct gemm_range *)(void *)(p + a + b);
+    if (p) s->ra = (struct dvm_k_range *)(void *)(p + a + b);
     if (p) s->rb = s->ra + it->rows * it->depth;
     return (size_t)gemm_up(a + b + ranges, 64);
 }

@@ -8,27 +8,28 @@ enum { KC = DVM_GEMM_KC, SPARE = 48 };
 /* bf16 pairs go through the dot instruction, which flushes denormals, only if none can arise. With the exponent fields
  * at least la and lb, every product, hence every sum, is a multiple of 2^(la - 134) 2^(lb - 134): normal or zero if
  * la + lb >= 142. With fields at most ha and hb no product reaches 2^128 if ha + hb <= 379; 255 is infinity or NaN. */
-static bool dot_is_exact(struct gemm_range a, struct gemm_range b) {
+static bool dot_is_exact(struct dvm_k_range a, struct dvm_k_range b) {
     return a.lo > 0 && b.lo > 0 && a.hi < 255 && b.hi < 255 && a.lo + b.lo >= 142 &&
            a.hi + b.hi <= 379;
 }
 
-/* ---- what to prefetch: lines of `rows` rows, rs bytes apart; a call of a kernel takes as many rows as it has k */
+/* ---- what to prefetch: pairs of lines of `rows` rows, rs bytes apart; a call of a kernel takes a pair of as many rows
+ * as it has k */
 
 struct ahead {
     const char *p;
     int64_t rs, rows, lines, row, line;
 };
 static struct ahead ahead_of(const char *p, int64_t rs, int64_t rows, int64_t bytes) {
-    return (struct ahead){p, rs, rows, gemm_over(bytes, 64), 0, 0};
+    return (struct ahead){p, rs, rows, gemm_over(bytes, 128), 0, 0};
 }
 /* Where there are calls to spare, the first strip of a panel fetches the next panel of A. */
 static const char *take(struct ahead *h, const void *a, bool spare, int64_t k, int64_t *step) {
-    *step = 64;
+    *step = 128;
     if (spare) return a;
     *step = 0;
     if (h->line >= h->lines) return h->p;
-    const char *p = h->p + h->row * h->rs + h->line * 64;
+    const char *p = h->p + h->row * h->rs + h->line * 128;
     *step = h->rs;
     h->row += k;
     if (h->row >= h->rows) h->row = 0, h->line++;
@@ -42,7 +43,7 @@ struct step {
     bool pairs;
     int64_t strip; /* words from one strip of packed B to the next */
     const void *a, *b;
-    struct gemm_range ra, rb;
+    struct dvm_k_range ra, rb;
     struct ahead next;
     float *c;
     int64_t ldc;
@@ -103,41 +104,32 @@ static struct step step_of(const struct gemm_run *r, const struct gemm_item *it,
     return t;
 }
 
-static struct gemm_range pack_a(const struct gemm_run *r, int thread, const struct gemm_item *it,
-                                const struct step *t, void *d) {
+static struct dvm_k_range pack_a(const struct gemm_run *r, int thread, const struct gemm_item *it,
+                                 const struct step *t, void *d) {
     const struct dvm_gemm *g = r->g;
     struct dvm_k_block s = {
         gemm_at(it->a, t->r0 * g->a.rs + t->k0 * g->a.cs), g->a.rs, g->a.cs, t->m, t->kc, g->a.t};
-    int lo = 255, hi = 0;
-    if (g->pack_a) {
+    if (t->pairs) return r->k->col_pairs(d, KC / 2, &s);
+    if (g->pack_a)
         g->pack_a(g->ctx, thread, it->batch, it->ma + t->r0, it->ka + t->k0, t->m, t->kc, d, KC);
-    } else if (!t->pairs) {
+    else
         r->k->rows(d, KC, KC, 0, false, &s);
-    } else {
-        r->k->col_pairs(d, KC / 2, &s);
-        r->k->exponents(d, KC / 2, t->m, gemm_over(t->kc, 2), &lo, &hi);
-    }
-    return (struct gemm_range){(uint8_t)lo, (uint8_t)hi};
+    return (struct dvm_k_range){0, 0};
 }
 
-static struct gemm_range pack_b(const struct gemm_run *r, float *stage, int thread,
-                                const struct gemm_item *it, const struct step *t, void *d) {
+static struct dvm_k_range pack_b(const struct gemm_run *r, float *stage, int thread,
+                                 const struct gemm_item *it, const struct step *t, void *d) {
     const struct dvm_gemm *g = r->g;
     struct dvm_k_block s = {
         gemm_at(it->b, t->k0 * g->b.rs + t->c0 * g->b.cs), g->b.rs, g->b.cs, t->kc, t->n, g->b.t};
-    int lo = 255, hi = 0;
+    if (t->pairs) return r->k->row_pairs(d, t->strip, &s);
     if (g->pack_b) {
         g->pack_b(g->ctx, thread, it->batch, it->kb + t->k0, t->c0, t->kc, t->n, stage,
                   DVM_GEMM_TN);
         s = (struct dvm_k_block){(char *)stage, DVM_GEMM_TN * 4, 4, t->kc, t->n, DVM_F32};
     }
-    if (t->pairs) {
-        r->k->row_pairs(d, r->k->nr, t->strip, &s);
-        r->k->exponents(d, 0, 1, gemm_over(t->n, r->k->nr) * t->strip, &lo, &hi);
-    } else {
-        r->k->rows(d, r->k->nr, r->k->nr, t->strip, true, &s);
-    }
-    return (struct gemm_range){(uint8_t)lo, (uint8_t)hi};
+    r->k->rows(d, r->k->nr, r->k->nr, t->strip, true, &s);
+    return (struct dvm_k_range){0, 0};
 }
 
 void dvm_gemm_share_a(const struct gemm_run *r, int thread, int64_t i) {
@@ -153,22 +145,31 @@ void dvm_gemm_share_b(const struct gemm_run *r, const struct gemm_ws *ws, int th
 
 /* ---- a tile */
 
-/* The block of B that this thread will need after this one. */
+/* Block (k0, c0) of B in memory. */
+static struct ahead ahead_of_b(const struct dvm_gemm *g, const struct gemm_item *it, int64_t k0,
+                               int64_t c0) {
+    const char *p = gemm_at(it->b, k0 * g->b.rs + c0 * g->b.cs);
+    int64_t e = gemm_size(g->b.t), n = DVM_MIN(it->tn, it->n - c0), k = DVM_MIN(KC, it->k - k0);
+    if (g->b.cs == e) return ahead_of(p, g->b.rs, k, n * e);
+    if (g->b.rs == e) return ahead_of(p, g->b.cs, n, k * e);
+    return ahead_of(p, 0, 0, 0);
+}
+
+/* The block of B that this thread will need after this one: the next of K, of the columns, of the products. */
 static struct ahead next_b(const struct gemm_run *r, const struct gemm_item *it,
                            const struct gemm_shared *s, const struct step *t, int64_t block) {
     const struct dvm_gemm *g = r->g;
     int64_t k0 = t->k0 + KC, c0 = t->c0;
     if (s && s->b) {
         int64_t i = k0 < it->k ? block + 1 : block + 1 - it->depth; /* the tile below starts over */
-        return ahead_of(s->b + i * s->b_size, 64, gemm_over(s->b_size, 64), 64);
+        return ahead_of(s->b + i * s->b_size, 128, gemm_over(s->b_size, 128), 128);
     }
     if (k0 >= it->k) k0 = 0, c0 += it->tn * r->threads;
-    if (g->pack_b || c0 >= it->n) return ahead_of(t->b, 0, 0, 0);
-    const char *p = it->b + k0 * g->b.rs + c0 * g->b.cs;
-    int64_t e = gemm_size(g->b.t), n = DVM_MIN(it->tn, it->n - c0), k = DVM_MIN(KC, it->k - k0);
-    if (g->b.cs == e) return ahead_of(p, g->b.rs, k, n * e);
-    if (g->b.rs == e) return ahead_of(p, g->b.cs, n, k * e);
-    return ahead_of(t->b, 0, 0, 0);
+    if (g->pack_b) return ahead_of(t->b, 0, 0, 0);
+    if (c0 < it->n) return ahead_of_b(g, it, k0, c0);
+    struct gemm_item next = {.k = 0};
+    if (!s && it->batch >= 0 && it->batch + 1 < r->items) next = dvm_gemm_item(g, it->batch + 1);
+    return next.k ? ahead_of_b(g, &next, 0, 0) : ahead_of(t->b, 0, 0, 0);
 }
 
 void dvm_gemm_block_tile(const struct gemm_run *r, const struct gemm_ws *ws, int thread,

@@ -23,13 +23,10 @@ struct gemm_item {
 
 /* Packed blocks that all threads read. A: rows x depth blocks of tm x KC; B: the columns of tiles from col0 on, depth
  * blocks of KC x tn each. a or b NULL: every tile packs its own. */
-struct gemm_range {
-    uint8_t lo, hi; /* exponents in a block of pairs */
-};
 struct gemm_shared {
     char *a, *b;
-    struct gemm_range *ra, *rb;
-    int64_t a_size, b_size; /* bytes of a block */
+    struct dvm_k_range *ra, *rb; /* exponents in blocks of pairs */
+    int64_t a_size, b_size;      /* bytes of a block */
     int64_t col0, cols;
 };
 

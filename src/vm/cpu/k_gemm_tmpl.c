@@ -235,7 +235,7 @@ DVM_INLINE void vf_store_part(float *p, vf v, int64_t n) {
 
 /* ---- register tiles */
 
-/* m and nv are constants wherever this is inlined. One line of what comes next is prefetched for each k. */
+/* m and nv are constants wherever this is inlined. Two lines of what comes next are prefetched for each k. */
 DVM_INLINE void tile_out(const int m, const int nv, vf acc[MR][NV], float *c, int64_t ldc,
                          bool first) {
     if (first) {
@@ -267,6 +267,7 @@ DVM_INLINE void tile_f32(const int m, const int nv, int64_t k, const float *a, c
     for (int64_t i = 0; i < k; i++, b += NR, next += step) {
         vf bv[NV];
         DVM_PREFETCH(next);
+        DVM_PREFETCH(next + 64);
         DVM_UNROLL
         for (int v = 0; v < nv; v++) bv[v] = vf_load(b + v * W);
         DVM_UNROLL
@@ -337,6 +338,7 @@ static void gemm_f32(int m, int n, int64_t k, const float *a, const float *b, fl
         for (int64_t i = 0; i < pairs; i++, b += NR, next += step) {                        \
             vu bv[NV];                                                                      \
             DVM_PREFETCH(next);                                                             \
+            DVM_PREFETCH(next + 64);                                                        \
             DVM_UNROLL                                                                      \
             for (int v = 0; v < nv_; v++) bv[v] = vu_load(b + v * W);                       \
             DVM_UNROLL                                                                      \
@@ -546,102 +548,132 @@ static void rows(float *d, int64_t pitch, int64_t w, int64_t strip, bool pad,
 
 /* ---- packing as pairs of bf16. A word in memory order has the earlier element in its low half: halves are swapped */
 
+DVM_INLINE int64_t gemm_strips(int64_t n) { return (n + NR - 1) / NR; }
 DVM_INLINE uint32_t pair(uint16_t first, uint16_t second) { return (uint32_t)first << 16 | second; }
 
+/* What exponents were seen: twice the magnitude, and the same less one, where a zero becomes the largest. */
+struct seen {
+    vu small, large;
+};
+DVM_INLINE struct seen seen_none(void) { return (struct seen){vu_set1(0xffffffff), vu_set1(0)}; }
+DVM_INLINE vu see(struct seen *e, vu words) {
+    vu m = vu_twice16(words);
+    e->small = vu_min16(e->small, vu_less16(m));
+    e->large = vu_max16(e->large, m);
+    return words;
+}
+DVM_INLINE uint32_t see_one(struct seen *e, uint32_t word) {
+    see(e, vu_set1(word));
+    return word;
+}
+static struct dvm_k_range seen_range(const struct seen *e) {
+    uint32_t a[W], b[W], least = 0xffff, most = 0;
+    vu_store(a, e->small);
+    vu_store(b, e->large);
+    for (int l = 0; l < W; l++) {
+        least = DVM_MIN(least, DVM_MIN(a[l] >> 16, a[l] & 0xffff));
+        most = DVM_MAX(most, DVM_MAX(b[l] >> 16, b[l] & 0xffff));
+    }
+    return (struct dvm_k_range){least == 0xffff ? 255 : (uint8_t)((least + 1) >> 8),
+                                (uint8_t)(most >> 8)};
+}
+
 /* n elements of a contiguous row to (n + 1) / 2 words. */
-static void swap_row(uint32_t *DVM_RESTRICT d, const char *DVM_RESTRICT s, int64_t n) {
+DVM_INLINE void swap_row(struct seen *e, uint32_t *d, const char *s, int64_t n) {
     int64_t p = n / 2, i = 0;
     for (; i + W <= p; i += W) {
         vu w = vu_load((const uint32_t *)(const void *)(s + i * 4));
-        vu_store(d + i, vu_swap(w));
+        vu_store(d + i, see(e, vu_swap(w)));
     }
-    for (; i < p; i++) d[i] = pair(u16_at(s)[2 * i], u16_at(s)[2 * i + 1]);
-    if (n & 1) d[p] = pair(u16_at(s)[n - 1], 0);
+    for (; i < p; i++) d[i] = see_one(e, pair(u16_at(s)[2 * i], u16_at(s)[2 * i + 1]));
+    if (n & 1) d[p] = see_one(e, pair(u16_at(s)[n - 1], 0));
 }
 /* n words from two contiguous rows; b NULL: zeros. */
-DVM_INLINE void zip_row(uint32_t *DVM_RESTRICT d, const char *a_, const char *b_, int64_t n) {
+DVM_INLINE void zip_row(struct seen *e, uint32_t *d, const char *a_, const char *b_, int64_t n) {
     const uint16_t *a = u16_at(a_), *b = u16_at(b_);
     int64_t j = 0;
     for (; j + W <= n; j += W) {
         vu high = vu_of(vf_load_bf16(a + j));
-        vu_store(d + j, b ? vu_or(high, vu_load16(b + j)) : high);
+        vu_store(d + j, see(e, b ? vu_or(high, vu_load16(b + j)) : high));
     }
-    for (; j < n; j++) d[j] = pair(a[j], b ? b[j] : 0);
+    for (; j < n; j++) d[j] = see_one(e, pair(a[j], b ? b[j] : 0));
 }
 DVM_INLINE uint16_t half_at(const struct dvm_k_block *s, int64_t i, int64_t j) {
     return i < s->rows && j < s->cols ? *u16_at(s->p + i * s->rs + j * s->cs) : 0;
 }
 
 enum { PAIR_ROWS = 16 };
-/* rows of s are contiguous along the pairs. */
-static void col_pairs_contig(uint32_t *d, int64_t pitch, const struct dvm_k_block *s) {
-    for (int64_t i = 0; i < s->rows; i++) swap_row(d + i * pitch, s->p + i * s->rs, s->cols);
-}
 /* Columns are contiguous: zip two of them, transpose. */
-static void col_pairs_cross(uint32_t *d, int64_t pitch, const struct dvm_k_block *s) {
+static void col_pairs_cross(struct seen *e, uint32_t *d, int64_t pitch,
+                            const struct dvm_k_block *s) {
     uint32_t buf[PAIR_ROWS * 256];
     for (int64_t i = 0; i < s->rows; i += 256)
         for (int64_t j = 0; j < s->cols; j += 2 * PAIR_ROWS) {
             int64_t r = DVM_MIN(s->rows - i, 256), c = DVM_MIN(s->cols - j, 2 * PAIR_ROWS);
             const char *p = s->p + i * s->rs + j * s->cs;
-            for (int64_t l = 0; l < c; l += 2)
-                zip_row(buf + l / 2 * 256, p + l * s->cs, l + 1 < c ? p + (l + 1) * s->cs : NULL,
-                        r);
+            for (int64_t l = 0; l < c; l += 2, p += 2 * s->cs)
+                zip_row(e, buf + l / 2 * 256, p, l + 1 < c ? p + s->cs : NULL, r);
             transpose(d + i * pitch + j / 2, pitch, buf, 256, (c + 1) / 2, r);
         }
 }
-static void col_pairs(uint32_t *d, int64_t pitch, const struct dvm_k_block *s) {
+static struct dvm_k_range col_pairs(uint32_t *d, int64_t pitch, const struct dvm_k_block *s) {
+    struct seen e = seen_none();
     if (s->cs == 2) {
-        col_pairs_contig(d, pitch, s);
+        for (int64_t i = 0; i < s->rows; i++)
+            swap_row(&e, d + i * pitch, s->p + i * s->rs, s->cols);
     } else if (s->rs == 2) {
-        col_pairs_cross(d, pitch, s);
+        col_pairs_cross(&e, d, pitch, s);
     } else {
         for (int64_t i = 0; i < s->rows; i++)
             for (int64_t j = 0; j < s->cols; j += 2)
-                d[i * pitch + j / 2] = pair(half_at(s, i, j), half_at(s, i, j + 1));
+                d[i * pitch + j / 2] = see_one(&e, pair(half_at(s, i, j), half_at(s, i, j + 1)));
     }
+    return seen_range(&e);
 }
 
-static void row_pairs_contig(uint32_t *d, int64_t w, int64_t strip, const struct dvm_k_block *s) {
+static void row_pairs_contig(struct seen *e, uint32_t *d, int64_t strip,
+                             const struct dvm_k_block *s) {
     for (int64_t i = 0; i < s->rows; i += 2) {
         const char *p = s->p + i * s->rs, *q = i + 1 < s->rows ? p + s->rs : NULL;
-        uint32_t *row = d + i / 2 * w;
-        for (int64_t j = 0; j < s->cols; j += w, row += strip) {
-            int64_t n = DVM_MIN(s->cols - j, w);
-            if (n == NR)
-                zip_row(row, p + j * 2, q ? q + j * 2 : NULL, NR);
-            else
-                zip_row(row, p + j * 2, q ? q + j * 2 : NULL, n);
-            for (int64_t l = n; l < w; l++) row[l] = 0;
+        uint32_t *row = d + i / 2 * NR;
+        int64_t j = 0;
+        for (; q && j + NR <= s->cols; j += NR, row += strip)
+            zip_row(e, row, p + j * 2, q + j * 2, NR);
+        for (; j < s->cols; j += NR, row += strip) {
+            int64_t n = DVM_MIN(s->cols - j, NR);
+            zip_row(e, row, p + j * 2, q ? q + j * 2 : NULL, n);
+            for (int64_t l = n; l < NR; l++) row[l] = 0;
         }
     }
 }
-static void row_pairs_cross(uint32_t *d, int64_t w, int64_t strip, const struct dvm_k_block *s) {
-    enum { R = 128 };
-    uint32_t buf[PAIR_ROWS * R];
-    int64_t end = (s->cols + w - 1) / w * w;
+/* Rows are contiguous: columns become rows of a buffer, which is turned. */
+static void row_pairs_cross(struct seen *e, uint32_t *d, int64_t strip,
+                            const struct dvm_k_block *s) {
+    enum { R = KC / 2, H = (int)NR < (int)PAIR_ROWS ? (int)NR : (int)PAIR_ROWS };
+    static_assert(NR % H == 0, "a group of columns lies in one strip");
+    uint32_t buf[H * R];
     for (int64_t i = 0; i < s->rows; i += 2 * R)
-        for (int64_t j = 0; j < end;) {
-            int64_t r = DVM_MIN(s->rows - i, 2 * R), h = DVM_MIN(w - j % w, PAIR_ROWS);
+        for (int64_t j = 0; j < gemm_strips(s->cols) * NR; j += H) {
+            int64_t r = DVM_MIN(s->rows - i, 2 * R), have = DVM_MIN(s->cols - j, H);
             const char *p = s->p + i * s->rs + j * s->cs;
-            memset(buf, 0, sizeof buf);
-            for (int64_t l = 0; l < h && j + l < s->cols; l++)
-                swap_row(buf + l * R, p + l * s->cs, r);
-            transpose(d + j / w * strip + j % w + i / 2 * w, w, buf, R, h, (r + 1) / 2);
-            j += h;
+            for (int64_t l = 0; l < have; l++) swap_row(e, buf + l * R, p + l * s->cs, r);
+            for (int64_t l = DVM_MAX(have, 0); l < H; l++) memset(buf + l * R, 0, R * 4);
+            transpose(d + j / NR * strip + j % NR + i / 2 * NR, NR, buf, R, H, (r + 1) / 2);
         }
 }
-static void row_pairs(uint32_t *d, int64_t w, int64_t strip, const struct dvm_k_block *s) {
+static struct dvm_k_range row_pairs(uint32_t *d, int64_t strip, const struct dvm_k_block *s) {
+    struct seen e = seen_none();
     if (s->cs == 2) {
-        row_pairs_contig(d, w, strip, s);
+        row_pairs_contig(&e, d, strip, s);
     } else if (s->rs == 2) {
-        row_pairs_cross(d, w, strip, s);
+        row_pairs_cross(&e, d, strip, s);
     } else {
-        int64_t end = (s->cols + w - 1) / w * w;
         for (int64_t i = 0; i < s->rows; i += 2)
-            for (int64_t j = 0; j < end; j++)
-                d[i / 2 * w + j / w * strip + j % w] = pair(half_at(s, i, j), half_at(s, i + 1, j));
+            for (int64_t j = 0; j < gemm_strips(s->cols) * NR; j++)
+                d[i / 2 * NR + j / NR * strip + j % NR] =
+                    see_one(&e, pair(half_at(s, i, j), half_at(s, i + 1, j)));
     }
+    return seen_range(&e);
 }
 
 /* Rows of words become two rows of floats; w = 1: a row of words becomes one row. */
@@ -670,29 +702,6 @@ static void unpair(float *DVM_RESTRICT d, const uint32_t *DVM_RESTRICT s, int64_
                 vf_store(low, vf_of(vu_low(vu_load(x))));
             }
         }
-}
-
-/* Twice the magnitude, and the same less one: a zero becomes the largest. */
-static void exponents(const uint32_t *s, int64_t pitch, int64_t rows, int64_t n, int *lo, int *hi) {
-    vu small = vu_set1(0xffffffff), large = vu_set1(0);
-    for (; rows > 0; rows--, s += pitch)
-        for (int64_t i = 0; i < n; i += W) {
-            uint32_t part[W] = {0};
-            if (i + W > n) memcpy(part, s + i, (size_t)(n - i) * 4);
-            vu m = vu_twice16(vu_load(i + W > n ? part : s + i));
-            small = vu_min16(small, vu_less16(m));
-            large = vu_max16(large, m);
-        }
-    uint32_t a[W], b[W];
-    uint32_t least = 0xffff, most = 0;
-    vu_store(a, small);
-    vu_store(b, large);
-    for (int l = 0; l < W; l++) {
-        least = DVM_MIN(least, DVM_MIN(a[l] >> 16, a[l] & 0xffff));
-        most = DVM_MAX(most, DVM_MAX(b[l] >> 16, b[l] & 0xffff));
-    }
-    *lo = least == 0xffff ? 255 : (int)((least + 1) >> 8);
-    *hi = (int)(most >> 8);
 }
 
 /* ---- streaming: few rows, B read once where it stands */
@@ -893,7 +902,6 @@ const struct dvm_k_gemm K_TABLE(gemm) = {
     .col_pairs = col_pairs,
     .row_pairs = row_pairs,
     .unpair = unpair,
-    .exponents = exponents,
     .stream_n1 = stream_n1,
     .stream_k1 = stream_k1,
     .store = store,
