@@ -11,10 +11,14 @@
  * the earlier k in the odd half it is this very chain, and it is used only for blocks whose exponents show that no
  * denormal and no overflow can arise. So there is no separate fast mode.
  *
- * Tiles: C is cut into tiles of at most DVM_GEMM_TM rows and DVM_GEMM_TN_MAX columns. The cut depends on sizes and
- * dtypes only, not on threads, addresses or ISA level. A finished tile goes to `epilogue` exactly once, hot in the
- * cache, in no promised order and from any thread; without an epilogue it is stored to `out`. What a callback adds
- * up across tiles must be kept by tile, not by thread, if its order matters. */
+ * Tiles: C is cut into tiles of at most TM x TN elements or, where M or N is small enough to stream the other operand,
+ * of all rows (columns) and at most TN_MAX columns (rows). The cut depends on sizes, dtypes, prologues and on which
+ * strides are dense; not on threads, addresses or ISA level. A finished tile goes to `epilogue` exactly once, hot in
+ * the cache, in no promised order and from any thread; without an epilogue it is stored to `out`. What a callback adds
+ * up across tiles must be kept by tile, not by thread, if its order matters.
+ *
+ * A batch whose B does not move (stride 0) and whose rows of A and C continue from one matrix to the next is one
+ * matrix with more rows: the caller folds it, since only the caller can renumber rows for its epilogue. */
 #ifndef DVM_OPS_GEMM_GEMM_H
 #define DVM_OPS_GEMM_GEMM_H
 #include "base/mem.h"
@@ -23,7 +27,7 @@
 
 enum {
     DVM_GEMM_TM = 144, /* a multiple of every level's mr */
-    DVM_GEMM_TN = 256, /* columns of a tile; streamed shapes (M or N <= 8) have up to TN_MAX */
+    DVM_GEMM_TN = 512, /* columns of a tile; streamed shapes (M or N <= 8) have up to TN_MAX */
     DVM_GEMM_TN_MAX = 1024,
     DVM_GEMM_NBATCH = 8
 };

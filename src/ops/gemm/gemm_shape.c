@@ -41,8 +41,10 @@ dvm_status dvm_gemm_check(const struct dvm_gemm *g) {
                  dvm_dtype_name(g->bias_t));
     if (g->nbatch < 0 || g->nbatch > DVM_GEMM_NBATCH)
         DVM_FAIL(LIMIT, "matmul: %d batch dimensions; at most %d", g->nbatch, DVM_GEMM_NBATCH);
+    int64_t all = 1;
     for (int d = 0; d < g->nbatch; d++)
-        if (g->bdim[d] < 0) DVM_FAIL(SHAPE, "matmul: batch dimension %d is negative", d);
+        if (g->bdim[d] < 0 || !dvm_mul_ok(all, g->bdim[d], &all))
+            DVM_FAIL(SHAPE, "matmul: batch dimension %d is %lld", d, (long long)g->bdim[d]);
     return g->form == DVM_GEMM_BATCH ? DVM_OK : check_groups(g);
 }
 

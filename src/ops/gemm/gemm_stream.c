@@ -1,5 +1,8 @@
 /* A tile of few rows (decoding) or few columns: the large operand is read once, where it stands; only the small one is
- * packed. Few columns are few rows of the transposed product; that tile is turned at the end. */
+ * packed. Few columns are few rows of the transposed product; that tile is turned at the end.
+ *
+ * Measured, one Zen 4 core, 1 x 8192 x 8192 (memory gives about 23 GB/s): rows 8.3 GF (f32) without prefetching the next
+ * eight of them, 10.7 with; columns 9.0 GF with 64 of them at a time, 10.5 with 16. */
 #include "ops/gemm/gemm_int.h"
 
 /* The product seen with few rows: S times T. */

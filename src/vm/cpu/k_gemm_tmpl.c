@@ -7,7 +7,13 @@
  *     avx512  12 x 32: 24 accumulators, 2 of B, A broadcast from memory
  *     avx2     6 x 16: 12 accumulators, 2 of B, 1 of A
  *     neon     8 x 8:  16 accumulators
- *     scalar   4 x 4:  without a fused instruction, fma in double arithmetic: right, not fast */
+ *     scalar   4 x 4:  without a fused instruction, fma in double arithmetic: right, not fast
+ *
+ * Measured on one Zen 4 core (118 GF of f32, 236 GF of bf16 dot products in registers), operands in the second-level
+ * cache: f32 tiles 116 GF, dot tiles 231 GF, whatever the height from 8 rows; avx2 tiles 107 GF of f32 in a whole
+ * product. With the accumulators left to the compiler (no unrolling asked for) it moved all of them through the stack
+ * at both ends of a tile: 224 GF. A panel of 256 x 256 is packed in 4 to 8 us, in 17 us where f32 columns are turned;
+ * the tiles it feeds take 160 us (80 us) for 144 rows. */
 #include "vm/cpu/k_tmpl.h"
 
 #include "code/expand_c.h"
