@@ -1,10 +1,12 @@
 """Prints every promise beside its peer from the same run.
 
-    ./dev bench                     promises 1, 2, 6, 7 and the suite at 16 KiB, 1 MiB, 64 MiB, one thread
+    ./dev bench                     promises 1, 2, 6, 7 and the speed table, within ten minutes
+    ./dev bench --full              all sizes from 4 KiB to 256 MiB, chains of 1 to 40 operations, Inductor everywhere
     ./dev bench --filter softmax    cases whose name holds the text
-    ./dev bench --size 1M --dtype f32 --threads 2 --no-inductor --json out.json
+    ./dev bench --suite-only --size 1M --dtype f32 --threads 2 --no-inductor --json out.json
 
-Times are medians; comparisons are ratios within this run, since the machine may be shared. Nothing here passes or fails.
+Comparisons are ratios within this run, since the machine may be shared. Nothing here passes or fails; the summary at
+the end has the geometric mean and the worst case of each promise beside its bar, and every row that misses it.
 """
 
 from __future__ import annotations
@@ -27,12 +29,11 @@ sys.path.insert(0, str(pathlib.Path(__file__).parent))
 
 import dvm
 import peers
+import speed
 from cases import cases
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 BUILD = ROOT / os.environ.get("DVM_BUILD", "build")
-SIZES = {"16K": 16 << 10, "1M": 1 << 20, "64M": 64 << 20}
-DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16}
 
 
 def processor() -> str:
@@ -43,10 +44,6 @@ def processor() -> str:
     except OSError:
         pass
     return platform.processor()
-
-
-def geomean(values: list[float]) -> float:
-    return float(np.exp(np.mean(np.log(values)))) if values else float("nan")
 
 
 def run_c_program(name: str) -> dict[str, Any]:
@@ -99,10 +96,10 @@ def promise_1_and_2() -> dict[str, Any]:
 def compile_distribution() -> dict[str, float]:
     times = []
     for case in cases():
-        for name in DTYPES:
+        for name in speed.NAMES.values():
             m, n = peers.shapes(case, 1 << 20, 4)
             for _ in range(5):
-                k = peers.dvm_kernel(case, m, n, {"f32": "float32", "bf16": "bfloat16"}[name])
+                k = peers.dvm_kernel(case, m, n, name)
                 times.append(peers.stats(k)["compile_ns"] / 1e3)
     d = {q: float(np.percentile(times, q)) for q in (50, 90, 100)}
     print(
@@ -158,72 +155,16 @@ def promise_7() -> bool:
     return same
 
 
-def suite_row(case: Any, size: int, name: str, inductor: bool) -> dict[str, Any]:
-    dtype = DTYPES[name]
-    m, n = peers.shapes(case, size, dtype.itemsize)
-    args = peers.tensors(case, m, n, dtype)
-    out = torch.empty(peers.shape_of(case.output, m, n), dtype=dtype)
-    run, k = peers.run_dvm(case, args, out, m, n, {"f32": "float32", "bf16": "bfloat16"}[name])
-    row: dict[str, Any] = {
-        "case": case.name,
-        "dtype": name,
-        "size": size,
-        "dvm": peers.measure(run),
-    }
-    row["eager"] = peers.measure(peers.run_eager(case, args))
-    row["c"] = peers.measure(peers.run_c(case, args, torch.empty_like(out), m, n))
-    by_numpy = peers.run_numpy(case, args)
-    row["numpy"] = peers.measure(by_numpy) if by_numpy else None
-    row["inductor"] = peers.measure(peers.run_inductor(case, args)) if inductor else None
-    main = m * n * dtype.itemsize
-    row["copy_share"] = case.moved * main / row["dvm"]
-    row["kernels"] = peers.stats(k)["kernels"]
-    return row
-
-
-def suite(args: argparse.Namespace) -> list[dict[str, Any]]:
-    rows = []
-    print(
-        "\nPromise 4: CPU speed. Ratios are peer time / DVM time: above 1 DVM is faster; copy: share of this run's copy rate"
-    )
-    print(
-        f"  {'case':14s} {'type':5s} {'size':>5s} {'dvm us':>10s} {'copy':>6s} {'fused C':>8s} {'eager':>7s} {'inductor':>8s} {'numpy':>7s} kernels"
-    )
-    for label in args.size:
-        rate = peers.copy_rate(SIZES[label])
-        for case in cases():
-            if args.filter and args.filter not in case.name:
-                continue
-            for name in args.dtype:
-                row = suite_row(case, SIZES[label], name, args.inductor)
-                row["copy_share"] /= rate
-                rows.append(row)
-
-                def ratio(peer: str, row: dict[str, Any] = row) -> str:
-                    return f"{row[peer] / row['dvm']:.2f}" if row[peer] else "-"
-
-                print(
-                    f"  {case.name:14s} {name:5s} {label:>5s} {row['dvm'] * 1e6:10.1f} {row['copy_share'] * 100:5.0f}% "
-                    f"{ratio('c'):>8s} {ratio('eager'):>7s} {ratio('inductor'):>8s} {ratio('numpy'):>7s} {row['kernels']:3d}",
-                    flush=True,
-                )
-    for peer in ("c", "eager", "inductor", "numpy"):
-        have = [r[peer] / r["dvm"] for r in rows if r[peer]]
-        if have:
-            print(
-                f"  geometric mean against {peer:9s} {geomean(have):6.2f}   worst {min(have):.2f}   over {len(have)}"
-            )
-    return rows
-
-
 def main() -> int:
     p = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     p.add_argument("--filter", default="")
-    p.add_argument("--size", action="append", choices=list(SIZES))
-    p.add_argument("--dtype", action="append", choices=list(DTYPES))
-    p.add_argument("--threads", type=int, default=1)
+    p.add_argument("--size", action="append", choices=list(speed.SIZES))
+    p.add_argument("--dtype", action="append", choices=list(speed.DTYPES))
+    p.add_argument("--threads", type=int, action="append", help="1 and 2 where not given")
+    p.add_argument("--full", action="store_true", help="every row; takes an hour")
+    p.add_argument("--budget", type=float, default=0.1, help="seconds for each contestant of a row")
     p.add_argument("--no-inductor", dest="inductor", action="store_false")
     p.add_argument("--suite-only", action="store_true")
     p.add_argument(
@@ -231,26 +172,22 @@ def main() -> int:
     )
     p.add_argument("--json", type=pathlib.Path)
     args = p.parse_args()
-    args.size = args.size or list(SIZES)
-    args.dtype = args.dtype or list(DTYPES)
     if args.torch:
         import torch_bench
 
         return torch_bench.main()
-    torch.set_num_threads(args.threads)
-    dvm.set_num_threads(args.threads)
+    speed.set_threads(1)
     print(
-        f"machine: {processor()}, {os.cpu_count()} cores; {args.threads} thread(s); torch {torch.__version__}, numpy {np.__version__}"
+        f"machine: {processor()}, {os.cpu_count()} cores; torch {torch.__version__}, numpy {np.__version__}"
     )
     start = time.time()
-    result: dict[str, Any] = {"machine": processor(), "threads": args.threads}
+    result: dict[str, Any] = {"machine": processor(), "argv": sys.argv[1:]}
     if not args.suite_only:
         result["promise_1_2"] = promise_1_and_2()
         result["compile_us"] = compile_distribution()
         result["promise_6"] = promise_6()
         result["promise_7"] = promise_7()
-        dvm.set_num_threads(args.threads)
-    result["suite"] = suite(args)
+    result["speed"] = speed.main(args)
     print(f"\nbenchmark done in {time.time() - start:.0f} s")
     if args.json:
         args.json.write_text(json.dumps(result, indent=1))

@@ -50,7 +50,7 @@ def _np_relu(v: Any) -> Any:
     return np.maximum(v, 0)
 
 
-def _chain_case(ops: int) -> Case:
+def chain_case(ops: int) -> Case:
     import torch
 
     return Case(
@@ -86,9 +86,9 @@ def cases() -> list[Case]:
 
     rows = "for (long r = 0; r < M; r++) { const T *x = a + r * N; T *y = o + r * N; "
     return [
-        _chain_case(3),
-        _chain_case(12),
-        _chain_case(30),
+        chain_case(3),
+        chain_case(12),
+        chain_case(30),
         Case(
             "bias gelu",
             ("full", "row"),
@@ -204,5 +204,119 @@ def cases() -> list[Case]:
             "for (long i = 0; i < M * N; i++) { float v = LD(a[i]); _Float16 h = (_Float16)v;"
             " o[i] = ST((float)h * 2.0f); }",
             2,
+        ),
+    ]
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A function with its gradient: forward and backward kernels of DVM beside torch's autograd."""
+
+    name: str
+    inputs: tuple[str, ...]
+    forward: Callable[
+        ..., Any
+    ]  # (k, *inputs) -> outputs; the first is the result, all go to backward
+    backward: Callable[..., Any]  # (k, gradient, inputs, outputs) -> gradients of the inputs
+    torch: Callable[..., Any]
+
+    def make(self, m: int, n: int, dtype: Any, name: str) -> tuple[Any, Any, int]:
+        """Runs of both, and the number of DVM's kernels."""
+        import dvm
+        import torch
+        from peers import shape_of
+
+        shapes = [shape_of(kind, m, n) for kind in self.inputs]
+        g = torch.Generator().manual_seed(7)
+        args = [torch.randn(s, generator=g).to(dtype).requires_grad_() for s in shapes]
+        grad = torch.randn(m, n, generator=g).to(dtype)
+        inputs = [a.detach() for a in args]
+
+        def load(k: Any, t: Any) -> Any:
+            return k.load(list(t.shape), str(t.dtype).removeprefix("torch."))
+
+        @dvm.kernel(ktype="split", dyn_shape=False)
+        def forward(k: Any) -> None:
+            y, *kept = self.forward(k, *[load(k, a) for a in inputs])
+            k.store(y, name)
+            for v in kept:
+                k.store(v, "float32")
+
+        keeps = {"layer norm": 2, "rms norm": 1, "softmax": 0}[self.name]
+        outputs = [torch.empty(m, n, dtype=dtype)] + [torch.empty(m, 1) for _ in range(keeps)]
+
+        @dvm.kernel(ktype="split", dyn_shape=False)
+        def backward(k: Any) -> None:
+            v = load(k, grad)
+            x = [load(k, a) for a in inputs]
+            for d in self.backward(k, v, x, [load(k, o) for o in outputs]):
+                k.store(d, name)
+
+        grads = [torch.empty_like(a) for a in inputs]
+
+        def run() -> None:
+            forward.run(*inputs, *outputs)
+            backward.run(grad, *inputs, *outputs, *grads)
+
+        def eager() -> None:
+            torch.autograd.grad(self.torch(*args), args, grad)
+
+        run()
+        want = torch.autograd.grad(self.torch(*args), args, grad)
+        for got, w in zip(grads, want, strict=True):
+            # sums of m numbers, each rounded to the type: a wrong formula is far beyond this
+            torch.testing.assert_close(got, w, rtol=0.1, atol=0.05 * m**0.5)
+        return run, eager, forward.kobj.stats()["kernels"] + backward.kobj.stats()["kernels"]
+
+
+def _layer_norm(k: Any, x: Any, w: Any, b: Any) -> Any:
+    mean = k.mean(x, [1], True)
+    d = x - mean
+    r = k.rsqrt(k.mean(d * d, [1], True) + 1e-5)
+    return d * r * w + b, mean, r
+
+
+def _layer_norm_back(k: Any, g: Any, x: Any, y: Any) -> Any:
+    h = (x[0] - y[1]) * y[2]
+    v = g * x[1]
+    d = y[2] * (v - k.mean(v, [1], True) - h * k.mean(v * h, [1], True))
+    return d, k.sum(g * h, [0]), k.sum(g, [0])
+
+
+def _rms_norm(k: Any, x: Any, w: Any) -> Any:
+    r = k.rsqrt(k.mean(x * x, [1], True) + 1e-6)
+    return x * r * w, r
+
+
+def _rms_norm_back(k: Any, g: Any, x: Any, y: Any) -> Any:
+    h, v = x[0] * y[1], g * x[1]
+    return y[1] * (v - h * k.mean(v * h, [1], True)), k.sum(g * h, [0])
+
+
+def pairs() -> list[Pair]:
+    import torch
+    import torch.nn.functional as F
+
+    return [
+        Pair(
+            "layer norm",
+            ("full", "row", "row"),
+            _layer_norm,
+            _layer_norm_back,
+            lambda x, w, b: F.layer_norm(x, (x.shape[-1],), w, b),
+        ),
+        Pair(
+            "rms norm",
+            ("full", "row"),
+            _rms_norm,
+            _rms_norm_back,
+            lambda x, w: F.rms_norm(x, (x.shape[-1],), w, 1e-6),
+        ),
+        Pair(
+            "softmax",
+            ("full",),
+            lambda k, x: (_softmax(k, x),),
+            lambda k, g, x, y: (y[0] * (g - k.sum(g * y[0], [1], True)),),
+            lambda x: torch.softmax(x, -1),
         ),
     ]

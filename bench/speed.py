@@ -1,0 +1,241 @@
+"""Promise 4 and the speed of machine code: the suite and chains of operations beside the same function as one fused C
+loop, torch eager, Inductor and the copy rate; norms and softmax forward and backward beside eager.
+
+All contestants of a row take turns within the same fraction of a second, and the best time of each counts: what another
+process takes away hits one round, not one contestant. Ratios are peer time / DVM time: above 1 DVM is faster.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import time
+from collections.abc import Callable
+from typing import Any
+
+import dvm
+import numpy as np
+import peers
+import torch
+from cases import Case, Pair, cases, chain_case, pairs
+
+SIZES = {
+    "4K": 4 << 10,
+    "16K": 16 << 10,
+    "64K": 64 << 10,
+    "1M": 1 << 20,
+    "16M": 16 << 20,
+    "64M": 64 << 20,
+    "256M": 256 << 20,
+}
+DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16}
+NAMES = {"f32": "float32", "bf16": "bfloat16"}
+LARGE = 64 << 20  # from here on memory is the limit
+
+CHAINS = (1, 2, 3, 4, 6, 8, 12, 16, 20, 24, 32, 40)
+QUICK_CHAINS = (1, 3, 8, 16, 40)
+
+
+@dataclasses.dataclass
+class Row:
+    group: str  # "suite", "chain", "pair"
+    case: str
+    dtype: str
+    size: str
+    threads: int
+    times: dict[str, float]
+    copy: float  # share of the copy rate
+    kernels: int
+
+    def ratio(self, peer: str) -> float | None:
+        return self.times[peer] / self.times["dvm"] if peer in self.times else None
+
+    def label(self) -> str:
+        return f"{self.case}, {self.dtype}, {self.size}, {self.threads} thread" + "s" * (
+            self.threads > 1
+        )
+
+
+def geomean(values: list[float]) -> float:
+    return float(np.exp(np.mean(np.log(values)))) if values else float("nan")
+
+
+def compete(runs: dict[str, Callable[[], Any]], budget: float) -> dict[str, float]:
+    """Best seconds of one call of each, taking turns for `budget` seconds each, three rounds at least."""
+    inner, best = {}, {}
+    for name, run in runs.items():
+        run()
+        t = time.perf_counter()
+        run()
+        best[name] = max(time.perf_counter() - t, 1e-7)
+        inner[name] = max(1, int(0.001 / best[name]))
+    stop = time.perf_counter() + budget * len(runs)
+    rounds = 0
+    while rounds < 3 or time.perf_counter() < stop:
+        rounds += 1
+        for name, run in runs.items():
+            t = time.perf_counter()
+            for _ in range(inner[name]):
+                run()
+            best[name] = min(best[name], (time.perf_counter() - t) / inner[name])
+    return best
+
+
+def set_threads(n: int) -> None:
+    torch.set_num_threads(n)
+    dvm.set_num_threads(n)
+
+
+def copies(size: int) -> dict[str, Callable[[], Any]]:
+    """Two ways to copy `size` bytes; the faster one is the rate of the machine."""
+    a = torch.randn(max(size // 4, 1024))
+    b = torch.empty_like(a)
+    by_c = peers.run_copy(a, b)
+    return {"copy torch": lambda: b.copy_(a), "copy libc": by_c}
+
+
+def measure_case(
+    group: str, case: Case, dtype: str, size: str, threads: int, names: set[str], budget: float
+) -> Row:
+    t = DTYPES[dtype]
+    m, n = peers.shapes(case, SIZES[size], t.itemsize)
+    args = peers.tensors(case, m, n, t)
+    out = torch.empty(peers.shape_of(case.output, m, n), dtype=t)
+    run, k = peers.run_dvm(case, args, out, m, n, NAMES[dtype])
+    runs: dict[str, Callable[[], Any]] = {"dvm": run}
+    if "c" in names and threads == 1:
+        runs["c"] = peers.run_c(case, args, torch.empty_like(out), m, n)
+    if "eager" in names:
+        runs["eager"] = peers.run_eager(case, args)
+    if "inductor" in names:
+        runs["inductor"] = peers.run_inductor(case, args)
+    moved = case.moved * m * n * t.itemsize
+    if SIZES[size] >= LARGE:
+        runs |= copies(SIZES[size])
+    times = compete(runs, budget)
+    copied = [times.pop(c) for c in ("copy torch", "copy libc") if c in times]
+    share = moved / times["dvm"] / (2 * SIZES[size] / min(copied)) if copied else float("nan")
+    return Row(group, case.name, dtype, size, threads, times, share, peers.stats(k)["kernels"])
+
+
+def measure_pair(pair: Pair, dtype: str, size: str, threads: int, budget: float) -> Row:
+    t = DTYPES[dtype]
+    m, n = SIZES[size] // t.itemsize // 1024, 1024
+    run, eager, kernels = pair.make(m, n, t, NAMES[dtype])
+    times = compete({"dvm": run, "eager": eager}, budget)
+    return Row("pair", pair.name, dtype, size, threads, times, float("nan"), kernels)
+
+
+HEAD = f"  {'case':22s} {'type':5s} {'size':>5s} {'threads':>7s} {'dvm us':>10s} {'copy':>6s} {'fused C':>8s} {'eager':>7s} {'inductor':>8s} kernels"
+
+
+def show(row: Row) -> None:
+    def ratio(peer: str) -> str:
+        r = row.ratio(peer)
+        return f"{r:.2f}" if r else "-"
+
+    copy = f"{row.copy * 100:5.0f}%" if row.copy == row.copy else "-"
+    print(
+        f"  {row.case:22s} {row.dtype:5s} {row.size:>5s} {row.threads:7d} {row.times['dvm'] * 1e6:10.1f} {copy:>6s} "
+        f"{ratio('c'):>8s} {ratio('eager'):>7s} {ratio('inductor'):>8s} {row.kernels:3d}",
+        flush=True,
+    )
+
+
+def jobs(args: argparse.Namespace) -> list[tuple[str, Any, str, str, int, set[str]]]:
+    """(group, case, dtype, size, threads, peers) of every row, by size, so that like stands beside like."""
+    full = args.full
+    threads = args.threads or [1, 2]
+    sizes = args.size or (list(SIZES) if full else ["16K", "1M", "64M"])
+    out = []
+    for n in threads:
+        for size in sizes:
+            for dtype in args.dtype or list(DTYPES):
+                two = n > 1 and not full
+                if two and (size == "16K" or dtype != "f32"):
+                    continue
+                for case in cases():
+                    names = {"c", "eager"}
+                    if args.inductor and (full or (size == "1M" and n == 1)):
+                        names.add("inductor")
+                    out.append(("suite", case, dtype, size, n, names))
+                chain_sizes = args.size or (list(SIZES) if full else ["1M", "64M"])
+                for ops in CHAINS if full else QUICK_CHAINS:
+                    if size in chain_sizes and not two and (full or dtype == "f32"):
+                        out.append(("chain", chain_case(ops), dtype, size, n, {"c"}))
+                if SIZES[size] >= 1 << 20 and SIZES[size] <= 64 << 20:
+                    out += [("pair", p, dtype, size, n, set()) for p in pairs()]
+    if not full and not args.size:
+        small = [("chain", chain_case(k), "f32", s, 1, {"c"}) for s in ("4K", "64K", "16M") for k in QUICK_CHAINS]  # fmt: skip
+        out = small + out
+    return [j for j in out if args.filter in j[1].name]  # type: ignore[attr-defined]
+
+
+@dataclasses.dataclass
+class Bar:
+    text: str
+    peer: str
+    mean: float | None
+    worst: float
+    of: Callable[[Row], bool]
+
+
+BARS = (
+    Bar("chains against the fused C loop", "c", 0.95, 0.85, lambda r: r.group == "chain"),
+    Bar("suite against the fused C loop", "c", 0.95, 0.85, lambda r: r.group == "suite"),
+    Bar("suite against Inductor", "inductor", 1.10, 1.00, lambda r: r.group == "suite"),
+    Bar("suite against eager", "eager", 1.50, 1.00, lambda r: r.group == "suite"),
+    Bar("norms and softmax, forward and backward, eager", "eager", None, 1.20, lambda r: r.group == "pair"),
+    Bar("share of the copy rate, 64 MiB and more", "copy", None, 0.90, lambda r: r.group != "pair"),
+)  # fmt: skip
+
+
+def summary(rows: list[Row]) -> dict[str, Any]:
+    """Each promise with its bar, and below it every row that misses the bar."""
+    found: dict[str, Any] = {}
+    print("\nSummary (ratios above 1: DVM is faster)")
+    for bar in BARS:
+        have = []
+        for r in rows:
+            v = r.copy if bar.peer == "copy" else r.ratio(bar.peer)
+            if bar.of(r) and v is not None and v == v:
+                have.append((v, r))
+        if not have:
+            continue
+        have.sort(key=lambda x: x[0])
+        mean, (worst, at) = geomean([v for v, _ in have]), have[0]
+        want = f"(bar {bar.mean:.2f})" if bar.mean else ""
+        print(
+            f"  {bar.text:48s} geometric mean {mean:5.2f} {want:10s}  worst {worst:5.2f} (bar {bar.worst:.2f}): {at.label()}; {len(have)} rows"
+        )
+        below = [(v, r) for v, r in have if v < bar.worst]
+        for v, r in below:
+            print(f"      below the bar  {v:5.2f}  {r.label()}")
+        found[bar.text] = {
+            "mean": mean,
+            "worst": worst,
+            "rows": len(have),
+            "below": [r.label() for _, r in below],
+        }
+    return found
+
+
+def main(args: argparse.Namespace) -> dict[str, Any]:
+    print(
+        "\nPromise 4: CPU speed. Ratios are peer time / DVM time; copy: share of the rate of the faster copy"
+    )
+    print(HEAD)
+    rows = []
+    last = None
+    for group, case, dtype, size, threads, names in jobs(args):
+        if threads != last:
+            set_threads(threads)
+            last = threads
+        if group == "pair":
+            row = measure_pair(case, dtype, size, threads, args.budget)
+        else:
+            row = measure_case(group, case, dtype, size, threads, names, args.budget)
+        rows.append(row)
+        show(row)
+    found = summary(rows)
+    return {"rows": [dataclasses.asdict(r) for r in rows], "summary": found}
