@@ -97,6 +97,25 @@ static bool wrong_count(const struct kernel *self, Py_ssize_t given, bool output
     return true;
 }
 
+/* run() failed with the pending exception: rescue(error, *arguments) computes the outputs instead. */
+static PyObject *rescued(struct kernel *self, PyObject *const *a, Py_ssize_t n) {
+    PyObject *type, *error, *trace, *out = NULL;
+    if (!self->rescue || !PyErr_ExceptionMatches(pydvm.error[0])) return NULL;
+    PyErr_Fetch(&type, &error, &trace);
+    PyErr_NormalizeException(&type, &error, &trace);
+    PyObject *args = error ? PyTuple_New(n + 1) : NULL;
+    if (args) {
+        PyTuple_SetItem(args, 0, Py_NewRef(error));
+        for (Py_ssize_t i = 0; i < n; i++) PyTuple_SetItem(args, i + 1, Py_NewRef(a[i]));
+        out = PyObject_CallObject(self->rescue, args);
+    }
+    Py_XDECREF(args);
+    Py_XDECREF(type);
+    Py_XDECREF(error);
+    Py_XDECREF(trace);
+    return out;
+}
+
 static PyObject *kernel_run(struct kernel *self, PyObject *const *a, Py_ssize_t n) {
     struct frame f;
     if (wrong_count(self, n, true) || !frame_open(&f, (int)n)) return NULL;
@@ -104,8 +123,15 @@ static PyObject *kernel_run(struct kernel *self, PyObject *const *a, Py_ssize_t 
     for (int i = 0; ok && i < self->nout; i++) ok = frame_output(&f, self, i, a[self->nin + i]);
     dvm_status st = ok ? frame_run(&f, self) : DVM_OK;
     frame_close(&f);
-    if (!ok) return NULL;
-    if (st) return pydvm_raise(st);
+    if (ok && !st) Py_RETURN_NONE;
+    if (st) pydvm_raise(st);
+    return rescued(self, a, n);
+}
+
+static PyObject *kernel_set_rescue(struct kernel *self, PyObject *callable) {
+    PyObject *old = self->rescue;
+    self->rescue = callable == Py_None ? NULL : Py_NewRef(callable);
+    Py_XDECREF(old);
     Py_RETURN_NONE;
 }
 
@@ -254,6 +280,7 @@ PyObject *pydvm_kernel_of(struct graph *g) {
     self->out = slots + nin;
     self->nin = nin;
     self->nout = nout;
+    self->rescue = NULL;
     return (PyObject *)self;
 }
 
@@ -262,6 +289,7 @@ static void kernel_dealloc(PyObject *o) {
     struct kernel *self = (struct kernel *)o;
     dvm_kernel_destroy(&self->k);
     PyMem_Free(self->in);
+    Py_XDECREF(self->rescue);
     Py_DECREF((PyObject *)self->ctx);
     PyObject_Free(o);
     Py_DECREF(type);
@@ -294,6 +322,9 @@ static PyMethodDef kernel_methods[] = {
     FAST(call_torch,
          "call_torch(*inputs): as call, torch tensors when there is no tensor among the inputs."),
     FAST(infer, "infer(*inputs): [(shape, dtype number), ...] of the outputs; no data is read."),
+    {"set_rescue", (PyCFunction)(void (*)(void))kernel_set_rescue, METH_O,
+     "set_rescue(callable or None): called as callable(error, *arguments) when run() fails with an "
+     "error of DVM; it fills the outputs or raises."},
     {"stats", (PyCFunction)(void (*)(void))kernel_stats, METH_NOARGS,
      "stats(): numbers of the newest plan."},
     {"text", (PyCFunction)(void (*)(void))kernel_text, METH_O,

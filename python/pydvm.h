@@ -65,6 +65,7 @@ struct kernel {
     struct context *ctx;
     struct slot *in, *out; /* one block, owned by in */
     int nin, nout;
+    PyObject *rescue; /* called when run() fails, or NULL */
 };
 
 extern struct pydvm {

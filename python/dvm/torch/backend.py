@@ -12,6 +12,7 @@ from __future__ import annotations
 import functools
 import itertools
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 from weakref import WeakValueDictionary
@@ -107,7 +108,8 @@ def compile_graph(
     """Compiles one ATen graph into a function of a list of arguments, which it empties."""
     begun = time.perf_counter()
     name = _graph_name(kind)
-    program, call = build(gm, name, options)
+    rescued: Counter = Counter()
+    program, call = build(gm, name, options, rescued)
     call._boxed_call = True
     folder = debug.folder_for(options.debug_dir, name)
     if folder is not None:
@@ -120,6 +122,7 @@ def compile_graph(
         kernels=len(program.kernels),
         fused=program.fused,
         fallbacks=program.fallbacks,
+        rescued=rescued,
         dynamic=any(k.dynamic for k in program.kernels),
         source=program.source(),
         functions=WeakValueDictionary({k.name: call.__globals__[k.name] for k in program.kernels}),
@@ -129,9 +132,18 @@ def compile_graph(
     return call
 
 
-def build(gm: GraphModule, name: str, options: Options) -> tuple[Program, Callable]:
-    """Lowers and loads; regions that the engine refuses are left to torch, node by node."""
+def build(
+    gm: GraphModule, name: str, options: Options, rescued: Counter | None = None
+) -> tuple[Program, Callable]:
+    """Lowers and loads; regions that the engine refuses are left to torch, node by node.
+
+    `rescued` counts kernels that torch had to run later, for arguments the engine refused.
+    """
     import dvm
+
+    from .runtime import Rescue
+
+    rescued = Counter() if rescued is None else rescued
 
     refused: dict[Node, str] = {}
     while True:
@@ -149,26 +161,27 @@ def build(gm: GraphModule, name: str, options: Options) -> tuple[Program, Callab
             stats.log.warning("%s: the engine refuses %s: %s", name, kernel.name, error)
             refused.update(dict.fromkeys(kernel.fused, f"engine: {error}"))
             continue
+        for k in program.kernels:
+            rescue = Rescue(k.name, _reference(k), len(k.outputs), k.in_place, rescued)
+            namespace[k.name].run.__self__.set_rescue(rescue)
         return program, namespace["call"]
 
 
 def _reference(kernel: KernelText) -> Callable:
-    """The nodes of a kernel run by torch, for option `check`."""
+    """The nodes of a kernel run by torch: option `check`, and arguments the engine refuses."""
 
     def run(*arguments: Any) -> list[Any]:
-        sizes = dict(zip(kernel.scalars, arguments, strict=False))
-        env = dict(zip(kernel.loads, arguments[len(sizes) :], strict=False))
-
-        def value(n: Node) -> Any:
-            if n in env:
-                return env[n]
-            known = kernel.symbols.name(n.meta["val"])
-            return sizes[known] if isinstance(known, str) else known
-
+        numbers = dict(zip(kernel.scalars, arguments, strict=False))
+        env = dict(zip(kernel.loads, arguments[len(numbers) :], strict=False))
+        sizes = kernel.symbols.solved(
+            numbers, [(n.meta["val"].shape, t.shape) for n, t in env.items()]
+        )
         for node in kernel.nodes:
             if node not in env:
-                args = torch.fx.map_arg(node.args, value)
-                kwargs = torch.fx.map_arg(node.kwargs, value)
+                args, kwargs = torch.fx.map_arg(
+                    (node.args, node.kwargs),
+                    lambda n: env[n] if n in env else sizes(n.meta["val"]),
+                )
                 env[node] = node.target(*args, **kwargs)
         return [env[n] for n in kernel.outputs]
 

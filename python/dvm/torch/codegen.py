@@ -191,7 +191,9 @@ class _Writer:
         if not stored and not direct:
             return
         values = stored + [d.value for d in direct]
-        writer = KernelWriter(self.part, self.emitter, self.symbols, step, values)
+        writer = KernelWriter(
+            self.part, self.emitter, self.symbols, step, values, in_place=bool(direct)
+        )
         kernel = writer.kernel(len(self.shared.kernels))
         uses: list[str] = []
         arguments = [*kernel.scalars, *(self._argument(n, uses) for n in kernel.loads)]

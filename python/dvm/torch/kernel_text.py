@@ -21,6 +21,7 @@ class KernelText(NamedTuple):
     loads: list[Node]
     outputs: list[Node]
     dynamic: bool
+    in_place: bool  # an output is the memory of an argument of the graph
     symbols: Symbols  # of the graph it belongs to
 
 
@@ -28,7 +29,13 @@ class KernelWriter:
     """One region: loads, the lines of its nodes, stores."""
 
     def __init__(
-        self, part: Partition, emitter: Emitter, symbols: Symbols, step: Step, stored: list[Node]
+        self,
+        part: Partition,
+        emitter: Emitter,
+        symbols: Symbols,
+        step: Step,
+        stored: list[Node],
+        in_place: bool,
     ):
         self.part = part
         self.kinds = part.kinds
@@ -36,6 +43,7 @@ class KernelWriter:
         self.symbols = symbols
         self.step = step
         self.stored = stored
+        self.in_place = in_place
         self.inside = set(step.nodes)
         self.loads: dict[str, Node] = {}  # value name -> node that brings it
         self.scalars: dict[str, str] = {}
@@ -71,6 +79,7 @@ class KernelWriter:
             list(self.loads.values()),
             self.stored,
             dynamic,
+            self.in_place,
             self.symbols,
         )
 

@@ -1,7 +1,8 @@
 """Rows that read at positions given by an index tensor.
 
-A position beyond the end raises dvm.OutOfRangeError, an IndexError like torch's own. Negative
-positions count from the end, also where torch would raise.
+The engine counts negative positions from the end and raises dvm.OutOfRangeError for others out of
+range. Indexing with a tensor means the same; embedding, index_select, gather and classes of a loss
+refuse negative positions, so these are moved out of range first.
 """
 
 from __future__ import annotations
@@ -31,6 +32,13 @@ def _source(x: Val) -> Val:
     return x
 
 
+def _from_front(e: Emitter, index: Val) -> Val:
+    """The index with its negative values out of every range."""
+    _index(index)
+    beyond = torch.iinfo(index.dtype).max
+    return e("select", e("less", index, 0, dtype=torch.bool), beyond, index, dtype=index.dtype)
+
+
 def take(e: Emitter, x: Val, index: Val, dim: int) -> Val:
     """Slices of x along dim, numpy.take."""
     return like(e("gather", _source(x), _index(index), dim, SLICES), x)
@@ -43,14 +51,14 @@ def take_along(e: Emitter, x: Val, index: Val, dim: int) -> Val:
 
 @row("embedding.default")
 def embedding(e: Emitter, weight: Val, index: Val, *args: Any, **kw: Any) -> Val:
-    return take(e, weight, index, 0)
+    return take(e, weight, _from_front(e, index), 0)
 
 
 @row("index_select.default")
 def index_select(e: Emitter, x: Val, dim: int, index: Val) -> Val:
     if len(x.shape) == 0 or len(index.shape) != 1:
         raise Unsupported("0-d index_select")
-    return take(e, x, index, axis(dim, len(x.shape)))
+    return take(e, x, _from_front(e, index), axis(dim, len(x.shape)))
 
 
 @row("gather.default")
@@ -63,7 +71,7 @@ def gather(e: Emitter, x: Val, dim: int, index: Val, *, sparse_grad: bool = Fals
         # torch lets the index be smaller than x; the kernel reads whole rows
         if d != dim and not same_size(x.shape[d], index.shape[d]):
             raise Unsupported("gather with an index smaller than its source")
-    return take_along(e, x, index, dim)
+    return take_along(e, x, _from_front(e, index), dim)
 
 
 @row("index.Tensor", "_unsafe_index.Tensor")
@@ -82,10 +90,11 @@ def nll_loss(
 ) -> tuple:
     if len(x.shape) != 2:
         raise Unsupported("target without a batch")
+    _index(target)
     n = x.shape[0]
     loss_dtype, total_dtype = (t.dtype for t in e.out)
     kept = e("not_equal", target, ignore, dtype=torch.bool)
-    safe = e("select", kept, target, 0, dtype=target.dtype)
+    safe = _from_front(e, e("select", kept, target, 0, dtype=target.dtype))
     picked = reshape(e, take_along(e, x, reshape(e, safe, (n, 1)), 1), (n,))
     loss = e("neg", e.as_float(picked))
     ones = e.number(1.0)

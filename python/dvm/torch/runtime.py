@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import logging
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+
+from dvm import Error, OutOfRangeError
+
+log = logging.getLogger("dvm.torch")
 
 empty_strided = torch.empty_strided
 
@@ -20,6 +26,39 @@ except ImportError:
 def unboxed(call: Callable) -> Callable:
     """A function of a list of arguments as a function of arguments."""
     return lambda *args: call(list(args))
+
+
+class Rescue:
+    """What happens when the engine refuses arguments that a kernel was not built for: torch runs
+    the kernel's nodes, op by op. Kept as `rescue` of the kernel; counted in the run summary.
+
+    An index out of range is found in the middle of a run. Then torch raises the error that eager
+    code would raise, unless the kernel writes its inputs, whose old contents are gone.
+    """
+
+    def __init__(
+        self, name: str, reference: Callable, outputs: int, in_place: bool, counts: Counter
+    ):
+        self.name = name
+        self.reference = reference
+        self.outputs = outputs
+        self.in_place = in_place
+        self.counts = counts
+
+    def __call__(self, error: Error, *arguments: Any) -> None:
+        if isinstance(error, OutOfRangeError):
+            if self.in_place:
+                raise error
+        else:
+            reason = type(error).__name__
+            if not self.counts[self.name, reason]:
+                log.warning("%s is run by torch, op by op: %s", self.name, error)
+            self.counts[self.name, reason] += 1
+        inputs, outputs = arguments[: -self.outputs], arguments[-self.outputs :]
+        with torch.no_grad():
+            values = self.reference(*inputs)
+            for out, value in zip(outputs, values, strict=True):
+                out.copy_(value if value.layout is torch.strided else value.to_dense())
 
 
 # (rtol, atol) of option `check`: torch.testing's own, widened by one digit for sums of long rows.

@@ -23,6 +23,8 @@ class GraphRecord:
     kernels: int = 0  # kernel objects; the engine may cut each into several launches
     fused: int = 0  # ATen nodes inside kernels
     fallbacks: Counter = field(default_factory=Counter)  # (op, reason) -> count
+    # (kernel, error) -> runs that torch did because the engine refused the arguments
+    rescued: Counter = field(default_factory=Counter)
     dynamic: bool = False
     dvm_seconds: float = 0.0  # lowering, partition, code generation, building kernels
     source: str = ""  # the generated program
@@ -67,6 +69,13 @@ class Summary:
             total.update(g.fallbacks)
         return total
 
+    @property
+    def rescued(self) -> Counter:
+        total: Counter = Counter()
+        for g in self.graphs:
+            total.update(g.rescued)
+        return total
+
     def __str__(self) -> str:
         lines = [
             f"dvm: {len(self.graphs)} graphs, {self.kernels} kernels, {self.fused} ops fused,"
@@ -76,6 +85,8 @@ class Summary:
         ]
         for (op, reason), n in self.fallbacks.most_common():
             lines.append(f"dvm:   {n} x {op}: {reason}")
+        for (kernel, error), n in self.rescued.most_common():
+            lines.append(f"dvm:   {n} runs of {kernel} by torch: {error}")
         return "\n".join(lines)
 
 

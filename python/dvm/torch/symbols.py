@@ -9,7 +9,7 @@ node that made them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import sympy
@@ -96,6 +96,27 @@ class Symbols:
                 rest.append((name, expr))
         self._lines = rest
         return lines
+
+    def solved(
+        self, numbers: Mapping[str, Any], shapes: Iterable[tuple[Iterable, Iterable[int]]]
+    ) -> Callable[[Any], Any]:
+        """Numbers of sizes, from named variables and from pairs of symbolic and actual shapes."""
+        known = {e: numbers[name] for e, name in self._names.items() if name in numbers}
+        for fake, actual in shapes:
+            known.update((expression(s), n) for s, n in zip(fake, actual, strict=True))
+
+        def size(value: Any) -> Any:
+            if isinstance(value, (int, float)):
+                return value
+            expr = value.node.expr
+            number = known[expr] if expr in known else expr.xreplace(known)
+            if isinstance(number, (int, float)):
+                return number
+            if isinstance(value, torch.SymBool):
+                return bool(number)
+            return float(number) if isinstance(value, torch.SymFloat) else int(number)
+
+        return size
 
     def is_bound(self, value: Any) -> bool:
         return value.node.expr.free_symbols <= self._bound
