@@ -488,7 +488,7 @@ class Operations:
         return self._number_unary("neg", x)
 
     def sign(self, x: NDObject) -> NDObject:
-        """-1, 0 or 1; NaN stays NaN."""
+        """-1, 0 or 1; 0 for NaN, as torch has it (numpy keeps NaN)."""
         return self._number_unary("sign", x)
 
     def relu(self, x: NDObject) -> NDObject:

@@ -87,7 +87,7 @@ static double float_op(dvm_op op, double a, double b, double c) {
     switch (op) {
     case DVM_OP_NEG: return -a;
     case DVM_OP_ABS: return fabs(a);
-    case DVM_OP_SIGN: return a > 0 ? 1 : a < 0 ? -1 : a == 0 ? 0 : a;
+    case DVM_OP_SIGN: return a > 0 ? 1 : a < 0 ? -1 : 0;
     case DVM_OP_RELU: return a > 0 || isnan(a) ? a : 0;
     case DVM_OP_SQRT: return sqrt(a);
     case DVM_OP_RSQRT: return 1 / sqrt(a);

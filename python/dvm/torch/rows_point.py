@@ -69,12 +69,7 @@ def abs_(e: Emitter, x: Val) -> Val:
 
 @row("sign.default", "sgn.default")
 def sign(e: Emitter, x: Val) -> Val:
-    """0 for NaN, as torch has it."""
-    if not x.dtype.is_floating_point:
-        return e("copy", x) if x.dtype is _bool else e.pointwise("sign", x)
-    x = e.to(x, x.dtype)
-    below = e("select", e("less", x, 0.0, dtype=_bool), e.number(-1.0), 0.0, dtype=x.held)
-    return choose(e, e("greater", x, 0.0, dtype=_bool), 1, below)
+    return e("copy", x) if x.dtype is _bool else e.pointwise("sign", x)
 
 
 @row("relu.default")

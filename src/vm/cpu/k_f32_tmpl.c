@@ -7,7 +7,7 @@
 DVM_INLINE float copy1(float x) { return x; }
 DVM_INLINE float neg1(float x) { return -x; }
 DVM_INLINE float abs1(float x) { return fabsf(x); }
-DVM_INLINE float sign1(float x) { return x > 0 ? 1.0f : x < 0 ? -1.0f : x != x ? x : 0.0f; }
+DVM_INLINE float sign1(float x) { return x > 0 ? 1.0f : x < 0 ? -1.0f : 0.0f; }
 DVM_INLINE float relu1(float x) { return x <= 0 ? 0.0f : x; }
 DVM_INLINE float sqrt1(float x) { return sqrtf(x); }
 DVM_INLINE float recip1(float x) { return 1.0f / x; }

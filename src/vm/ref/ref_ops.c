@@ -84,14 +84,12 @@ static float float_floor_div(float a, float b) {
     return quotient - down > 0.5f ? down + 1 : down;
 }
 
-static float float_sign(float a) { return a > 0 ? 1 : a < 0 ? -1 : a == 0 ? 0 : a; }
-
 static float ew_float(int op, float a, float b, float c) {
     switch (op) {
     case DVM_OP_COPY: return a;
     case DVM_OP_NEG: return -a;
     case DVM_OP_ABS: return fabsf(a);
-    case DVM_OP_SIGN: return float_sign(a);
+    case DVM_OP_SIGN: return (float)((a > 0) - (a < 0));
     case DVM_OP_RELU: return a > 0 || isnan(a) ? a : 0;
     case DVM_OP_SQRT: return sqrtf(a);
     case DVM_OP_RECIP: return 1 / a;

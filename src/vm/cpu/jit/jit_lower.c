@@ -15,8 +15,8 @@ static dvm_vid sign_f32(struct dvm_jb *b, dvm_vid x) {
     dvm_vid zero = dvm_j_const32(b, 0);
     dvm_vid s = dvm_j_and(b, x, dvm_j_const32(b, SIGN));
     dvm_vid one = dvm_j_or(b, s, dvm_j_const32(b, ONE));
-    dvm_vid r = dvm_j_sel(b, dvm_j_cmpf(b, x, zero, J_F_NE), one, zero);
-    return dvm_j_sel(b, dvm_j_cmpf(b, x, x, J_F_UNORD), x, r);
+    dvm_vid size = dvm_j_and(b, x, dvm_j_const32(b, ~(uint32_t)SIGN));
+    return dvm_j_sel(b, dvm_j_cmpf(b, zero, size, J_F_LT), one, zero); /* false for NaN */
 }
 
 static bool safe_const(const struct dvm_jb *b,
