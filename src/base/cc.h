@@ -24,6 +24,20 @@
 #else
 #define DVM_UNROLL _Pragma("GCC unroll 16")
 #endif
+#if defined(__aarch64__)
+DVM_INLINE uint64_t dvm_get_fpcr(void) {
+    uint64_t v;
+    __asm__ volatile("mrs %0, fpcr" : "=r"(v));
+    return v;
+}
+DVM_INLINE void dvm_set_fpcr(uint64_t v) { __asm__ volatile("msr fpcr, %0" : : "r"(v) : "memory"); }
+DVM_INLINE uint64_t dvm_get_fpsr(void) {
+    uint64_t v;
+    __asm__ volatile("mrs %0, fpsr" : "=r"(v) : : "memory");
+    return v;
+}
+DVM_INLINE void dvm_set_fpsr(uint64_t v) { __asm__ volatile("msr fpsr, %0" : : "r"(v) : "memory"); }
+#endif
 #else
 #error "gcc or clang is needed"
 #endif

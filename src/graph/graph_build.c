@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "base/err.h"
+#include "base/fpenv.h"
 #include "graph/graph.h"
 #include "graph/graph_build.h"
 
@@ -347,7 +348,9 @@ static dvm_status add_const(struct dvm_graph *g, dvm_dtype t, dvm_number v, dvm_
     struct dvm_node nd = {.op = DVM_OP_CONST, .dtype = (uint8_t)t, .nattr = 1};
     int64_t bits;
     if (dvm_is_float(t)) {
+        struct dvm_fpenv env = dvm_fpenv_enter();
         v.f = dvm_round_to(t, v.f);
+        dvm_fpenv_leave(&env);
         memcpy(&bits, &v.f, 8);
     } else {
         bits = dvm_wrap_to(t, v.i);

@@ -6,6 +6,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/fpenv.h"
+
 const char *const dvm_kind_words[7] = {"vector", "cube",  "mix",  "parallel",
                                        "seq",    "split", "eager"};
 const char *const dvm_flag_words[4] = {"dyn", "unify_ws", "spec", "strict"};
@@ -557,7 +559,9 @@ dvm_status dvm_graph_parse(dvm_ctx *ctx, const char *file, const char *text, siz
     if (!ctx || (!text && n)) DVM_FAIL(ARG, "NULL argument");
     if (n > DVM_TEXT_MAX) DVM_FAIL(LIMIT, "text of %zu bytes, more than %d", n, (int)DVM_TEXT_MAX);
     dvm_lex_start(&r.lx, file ? file : "text", text ? text : "", n);
+    struct dvm_fpenv env = dvm_fpenv_enter(); /* numbers are rounded as they are read */
     dvm_status st = kernel(&r, ctx);
+    dvm_fpenv_leave(&env);
     if (r.g) {
         dvm_names_drop(&r.names);
         DVM_VEC_FREE(&r.g->mem, r.store);

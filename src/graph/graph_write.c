@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "base/err.h"
+#include "base/fpenv.h"
 #include "graph/graph_build.h"
 #include "graph/graph_text.h"
 
@@ -480,7 +481,9 @@ dvm_status dvm_graph_text(const dvm_graph *g, char **out) {
     if (!g || !out) DVM_FAIL(ARG, "NULL argument");
     *out = NULL;
     dvm_text_init(&t, &g->mem);
+    struct dvm_fpenv env = dvm_fpenv_enter(); /* digits are found by rounding */
     dvm_status st = dvm_graph_write(g, 0, &t);
+    dvm_fpenv_leave(&env);
     if (st == DVM_OK) return dvm_text_take(&t, out);
     dvm_text_drop(&t);
     return st;

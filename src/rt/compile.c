@@ -1,4 +1,5 @@
 /* The compiler: compile() shows every pass. Shapes come later, at run time: record.c. */
+#include "base/fpenv.h"
 #include "opt/opt.h"
 #include "rt/rt.h"
 
@@ -94,7 +95,7 @@ static dvm_status plan_static(struct dvm_kernel *k) {
     return st;
 }
 
-dvm_status dvm_compile(dvm_graph *g, dvm_kernel **out) {
+static dvm_status compile_graph(struct dvm_graph *g, struct dvm_kernel **out) {
     if (!out) DVM_FAIL(ARG, "result pointer is NULL");
     *out = NULL;
     if (!g) DVM_FAIL(ARG, "graph is NULL");
@@ -118,4 +119,11 @@ dvm_status dvm_compile(dvm_graph *g, dvm_kernel **out) {
     }
     *out = k;
     return DVM_OK;
+}
+
+dvm_status dvm_compile(dvm_graph *g, dvm_kernel **out) {
+    struct dvm_fpenv env = dvm_fpenv_enter();
+    dvm_status st = compile_graph(g, out);
+    dvm_fpenv_leave(&env);
+    return st;
 }

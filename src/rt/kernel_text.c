@@ -1,5 +1,6 @@
 /* What became of a kernel, as text: the graph as built and in normal form, the plan, its bytecode, and an account for
  * people. Plans are those of the newest shape. */
+#include "base/fpenv.h"
 #include "code/strip_text.h"
 #include "graph/graph_text.h"
 #include "plan/plan_text.h"
@@ -274,12 +275,14 @@ dvm_status dvm_kernel_text(const dvm_kernel *k, enum dvm_stage stage, char **out
     struct dvm_text t;
     dvm_text_init(&t, &k->mem);
     dvm_status st;
+    struct dvm_fpenv env = dvm_fpenv_enter();
     if (stage == DVM_TEXT_GRAPH)
         st = dvm_graph_write(k->source, 0, &t);
     else if (stage == DVM_TEXT_OPT)
         st = dvm_graph_write(k->g, DVM_WRITE_SHAPES, &t);
     else
         st = write_planned(w, stage, &t);
+    dvm_fpenv_leave(&env);
     if (st == DVM_OK) return dvm_text_take(&t, out);
     dvm_text_drop(&t);
     return st;

@@ -1,6 +1,7 @@
 /* One run: check arguments, find the launch record, bind addresses, drive. */
 #include <string.h>
 
+#include "base/fpenv.h"
 #include "rt/run.h"
 
 static dvm_status check_tensor(const dvm_arg *a, const char *what, int i, int dtype) {
@@ -75,7 +76,8 @@ static void bind_params(const struct dvm_kernel *k, const struct dvm_plan *p, co
     }
 }
 
-dvm_status dvm_run(dvm_kernel *k, int n_in, const dvm_arg *in, int n_out, const dvm_arg *out) {
+static dvm_status check_and_run(struct dvm_kernel *k, int n_in, const dvm_arg *in, int n_out,
+                                const dvm_arg *out) {
     if (!k) DVM_FAIL(ARG, "kernel is NULL");
     DVM_TRY(check_inputs(k, n_in, in, true));
     if (n_out != k->g->n_out)
@@ -90,6 +92,13 @@ dvm_status dvm_run(dvm_kernel *k, int n_in, const dvm_arg *in, int n_out, const 
     dvm_status st = check_outputs(n_out, out, r->plan);
     if (st == DVM_OK) st = dvm_run_record(k, r, in, out);
     dvm_record_unref(k, r);
+    return st;
+}
+
+dvm_status dvm_run(dvm_kernel *k, int n_in, const dvm_arg *in, int n_out, const dvm_arg *out) {
+    struct dvm_fpenv env = dvm_fpenv_enter();
+    dvm_status st = check_and_run(k, n_in, in, n_out, out);
+    dvm_fpenv_leave(&env);
     return st;
 }
 

@@ -40,7 +40,8 @@ struct dvm_launch {
 dvm_status dvm_drive(const struct dvm_launch *l);
 
 /* Threads. A pool of n threads counts the caller. run calls body(arg, i) for i in [0, n) and waits; safe from many
- * threads at once (a busy pool runs the caller's work on the caller). */
+ * threads at once (a busy pool runs the caller's work on the caller). Callers are in the environment of base/fpenv.h; the
+ * other threads are while they run body. */
 dvm_status dvm_pool_create(const struct dvm_mem *m, int threads, dvm_parallel_fn fn, void *user,
                            struct dvm_pool **out);
 void dvm_pool_destroy(struct dvm_pool **p);

@@ -25,6 +25,7 @@
 #include <unistd.h>
 
 #include "base/err.h"
+#include "base/fpenv.h"
 #include "base/threads.h"
 
 enum { SPIN_NS = 40 * 1000, SPIN_STEP = 32, MAX_THREADS = 1024 };
@@ -139,6 +140,7 @@ static void sleep_for_work(struct dvm_pool *p) {
 
 static void *worker(void *arg) {
     struct dvm_pool *p = arg;
+    (void)dvm_fpenv_enter(); /* for good: not what the creator happened to have */
     while (!atomic_load(&p->stop)) {
         if (spin_for_work(p))
             take(p);
@@ -296,9 +298,22 @@ dvm_status dvm_pool_resize(struct dvm_pool *p, int threads) {
     return DVM_OK;
 }
 
+/* On a thread of the application's pool, whose environment is the application's. */
+struct guest {
+    loop_body body;
+    void *arg;
+};
+
+static void run_guest(void *arg, int i) {
+    const struct guest *g = arg;
+    struct dvm_fpenv env = dvm_fpenv_enter();
+    g->body(g->arg, i);
+    dvm_fpenv_leave(&env);
+}
+
 void dvm_pool_run(struct dvm_pool *p, int n, void (*body)(void *arg, int i), void *arg) {
     if (p && p->fn && n > 1) {
-        p->fn(p->user, n, body, arg);
+        p->fn(p->user, n, run_guest, &(struct guest){body, arg});
         return;
     }
     int workers = p ? DVM_MIN(dvm_pool_size(p), n) - 1 : 0;
