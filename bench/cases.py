@@ -233,7 +233,8 @@ class Pair:
         inputs = [a.detach() for a in args]
 
         def load(k: Any, t: Any) -> Any:
-            return k.load(list(t.shape), str(t.dtype).removeprefix("torch."))
+            v = k.load(list(t.shape), str(t.dtype).removeprefix("torch."))
+            return v if t.dtype == torch.float32 else k.cast(v, "float32")
 
         @dvm.kernel(ktype="split", dyn_shape=False)
         def forward(k: Any) -> None:

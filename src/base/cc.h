@@ -21,8 +21,11 @@
 /* Before a short loop of constant length over an array that is to live in registers. */
 #if defined(__clang__)
 #define DVM_UNROLL _Pragma("unroll")
+/* Before a loop whose arrays are the same or apart, never shifted: it may be vectorized. */
+#define DVM_ELEMENTWISE _Pragma("clang loop vectorize(assume_safety)")
 #else
 #define DVM_UNROLL _Pragma("GCC unroll 16")
+#define DVM_ELEMENTWISE _Pragma("GCC ivdep")
 #endif
 #if defined(__aarch64__)
 DVM_INLINE uint64_t dvm_get_fpcr(void) {

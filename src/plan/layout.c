@@ -47,6 +47,7 @@ static size_t lay_scratch(struct group *g, int64_t block) {
     int64_t at = 0;
     for (uint32_t i = 0; i < g->vec.n; i++) {
         struct rowvec *r = &g->vec.p[i];
+        if (r->gone) continue;
         r->offset = at;
         int64_t each =
             (int64_t)dvm_dtype_size((dvm_dtype)r->dtype) * (r->kept ? g->ax[g->naxes - 1].size : 1);

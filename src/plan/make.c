@@ -26,6 +26,7 @@ dvm_status dvm_plan_make(const struct dvm_plan_in *in, struct dvm_arena *a,
     DVM_TRY(dvm_plan_nodes(&p));
     DVM_TRY(dvm_plan_args(&p));
     DVM_TRY(dvm_plan_groups(&p));
+    dvm_plan_direct(&p);
     DVM_TRY(dvm_plan_layout(&p, mem, out));
     dvm_status st = check_kind(&p, (*out)->nkernel);
 #ifdef DVM_DEBUG

@@ -99,7 +99,7 @@ struct sb {
 /* Scratch of a block: one number per row (column) or, kept, one per element. */
 struct rowvec {
     uint8_t dtype;
-    bool kept;
+    bool kept, gone; /* one number per element; not needed after all */
     int64_t offset;
 };
 struct outer {
@@ -194,6 +194,8 @@ bool dvm_plan_emit_root(struct planner *p, struct group *g,
                         struct root *r); /* emit.c: false: p->stop says why */
 /* Merges and orders the axes of every kernel; p->stop set when a kernel cannot have one strip axis. */
 void dvm_plan_axes(struct planner *p); /* axes.c */
+/* Folds whose results are only stored write them themselves. */
+void dvm_plan_direct(struct planner *p); /* direct.c */
 dvm_status dvm_plan_layout(struct planner *p, const struct dvm_mem *mem,
                            struct dvm_plan **out); /* layout.c */
 

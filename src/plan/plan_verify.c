@@ -119,11 +119,10 @@ static dvm_status check_arg(const struct check *c, const char *what, uint32_t in
 
 static dvm_status check_place(const struct check *c, const struct dvm_bind *b,
                               const struct dvm_opnd *d) {
-    bool iota = d->role == DVM_ROLE_IOTA, out = d->role == DVM_ROLE_STORE;
+    bool iota = d->role == DVM_ROLE_IOTA,
+         out = d->role == DVM_ROLE_STORE || d->role == DVM_ROLE_FOLD;
     if (b->src > DVM_SRC_NONE) return bad(c, "place %u is none", b->src);
     if (iota != (b->src == DVM_SRC_NONE)) return bad(c, "only an iota has no memory");
-    if (d->role == DVM_ROLE_FOLD && b->src != DVM_SRC_SCRATCH)
-        return bad(c, "results of a fold go to scratch");
     if (out && b->src == DVM_SRC_INPUT) return bad(c, "an input is written");
     if (b->src == DVM_SRC_INPUT) DVM_TRY(check_arg(c, "input", b->index, c->p->in, c->p->nin, d));
     if (b->src == DVM_SRC_OUTPUT)

@@ -67,6 +67,7 @@ static bool in_place_safe(const struct dvm_plan *p, int input, int output) {
             const struct dvm_bind *b = &k->phase[f].bind[i];
             if (b->src != DVM_SRC_OUTPUT || b->index != output) continue;
             if (w || k->phase[f].kind == DVM_PHASE_VEC) return false;
+            if (p->strip[k->phase[f].strip].opnd[i].role != DVM_ROLE_STORE) return false;
             w = b;
             wrote = f;
         }

@@ -122,7 +122,7 @@ static bool partition(struct dvm_job *j) {
 /* ---- memory ------------------------------------------------------------------------------------- */
 
 struct needs {
-    int nopnd, nparam, nfold, all_folds;
+    int nopnd, all_opnds, all_params, nfold, all_folds; /* of a phase, of all */
     size_t code, part; /* code scratch; a vector of each fold of a phase */
 };
 
@@ -146,7 +146,8 @@ static struct needs needs_of(const struct dvm_job *j) {
     for (int p = 0; p < j->s.k->nphase; p++) {
         const struct dvm_phase *f = &j->s.k->phase[p];
         n.nopnd = DVM_MAX(n.nopnd, f->nbind);
-        n.nparam = DVM_MAX(n.nparam, f->nparam);
+        n.all_opnds += f->nbind;
+        n.all_params += f->nparam;
         n.code = DVM_MAX(n.code, plan->code[f->strip]->scratch);
         if (!joins(j) || f->pass == DVM_MODE_MAP) continue;
         struct dvm_fold fold[DVM_STRIP_MAX_OPND];
@@ -180,9 +181,10 @@ static size_t lay_slot(const struct dvm_job *j, const struct needs *n, char *bas
     struct dvm_slot *s = (struct dvm_slot *)carve(base, &at, sizeof *s), measure;
     if (!base) s = &measure;
     s->fault = 0;
-    s->opnd = (struct dvm_opnd_arg *)carve(base, &at, 2 * (size_t)n->nopnd * sizeof *s->opnd);
+    size_t opnds = (size_t)DVM_MAX(2 * n->nopnd, n->all_opnds);
+    s->opnd = (struct dvm_opnd_arg *)carve(base, &at, opnds * sizeof *s->opnd);
     s->box = base ? s->opnd + n->nopnd : NULL;
-    s->param = (uint64_t *)carve(base, &at, (size_t)n->nparam * sizeof *s->param);
+    s->param = (uint64_t *)carve(base, &at, (size_t)n->all_params * sizeof *s->param);
     s->code_scratch = carve(base, &at, n->code);
     s->scratch = carve(base, &at, j->nchunk > 1 ? 0 : j->s.k->scratch);
     s->tree = (struct dvm_vtree *)carve(base, &at, (size_t)n->nfold * sizeof *s->tree);
@@ -255,6 +257,10 @@ static void fill_info(struct dvm_job *j, struct dvm_fold *folds) {
 
 static void run_units(const struct dvm_job *j, struct dvm_slot *s, int64_t from, int64_t to) {
     struct dvm_unit u;
+    if (to - from > 1 && dvm_unit_is_box(j)) {
+        dvm_unit_boxes(j, s, from, to);
+        return;
+    }
     for (int64_t i = from; i < to; i++) {
         dvm_unit_at(j, i, &u);
         u.scratch = s->scratch;

@@ -76,7 +76,7 @@ struct dvm_unit {
 /* What a thread works with. */
 struct dvm_slot {
     uint32_t fault;
-    struct dvm_opnd_arg *opnd, *box;
+    struct dvm_opnd_arg *opnd, *box; /* of a phase; opnd and param have room for all of them */
     uint64_t *param;
     void *code_scratch;
     char *scratch;
@@ -104,6 +104,9 @@ void dvm_unit_at(const struct dvm_job *j, int64_t index, struct dvm_unit *u);
 /* A FULL phase over [u->lo, u->hi) of the cut axis. part: NULL, or where partial results go. */
 void dvm_unit_full(const struct dvm_job *j, struct dvm_slot *s, const struct dvm_pinfo *f,
                    const struct dvm_unit *u, char *part);
+/* Whether every phase of a unit is one box, so that dvm_unit_boxes runs units [from, to). */
+bool dvm_unit_is_box(const struct dvm_job *j);
+void dvm_unit_boxes(const struct dvm_job *j, struct dvm_slot *s, int64_t from, int64_t to);
 void dvm_unit_vec(const struct dvm_job *j, struct dvm_slot *s, const struct dvm_pinfo *f,
                   const struct dvm_unit *u);
 /* Joins the partial results of nchunk chunks at `part` and writes them to their operands. */

@@ -29,6 +29,7 @@ static void put(const struct dvm_vtree *t, char *p, int64_t i, struct dvm_part r
         const T *pa = (const T *)(const void *)a; \
         const T *pb = (const T *)(const void *)b; \
         T *to = (T *)(void *)into;                \
+        DVM_ELEMENTWISE                           \
         for (int64_t i = 0; i < t->n; i++) {      \
             T x = pa[i], y = pb[i];               \
             to[i] = (expr);                       \
@@ -86,6 +87,10 @@ void dvm_vec_bind(const struct dvm_fold *f, char *p, int64_t cap, bool by_row,
 static void spread(const struct dvm_opnd_arg *to, bool by_row, const char *from, size_t size,
                    int64_t n) {
     int64_t step = by_row ? to->rs : to->cs;
+    if (step == (int64_t)size) {
+        memcpy(to->ptr, from, (size_t)n * size);
+        return;
+    }
     for (int64_t i = 0; i < n; i++) memcpy(to->ptr + i * step, from + (size_t)i * size, size);
 }
 

@@ -804,6 +804,21 @@ static void test_in_place(void **state) {
         }
 }
 
+/* A reduction over an axis of one element writes what it reads. */
+static void test_fold_in_place(void **state) {
+    (void)state;
+    static const char *const sums[] = {
+        "kernel vector (x: f32[?, ?]) { %s = sum %x, dims=[0], keep store %s }",
+        "kernel vector (x: f32[?, ?]) { %s = sum %x, dims=[1], keep store %s }"};
+    struct pair q;
+    for (int i = 0; i < 2; i++) {
+        pair_open(&q, sums[i], i ? 200 : 1, i ? 1 : 200);
+        OK(pair_run(&q));
+        for (int j = 0; j < 512; j++) assert_true(q.mem[j] == (float)j);
+        dvm_kernel_destroy(&q.k);
+    }
+}
+
 /* One output in the place of an input that another output still needs. */
 static void test_in_place_of_another(void **state) {
     (void)state;
@@ -966,6 +981,7 @@ int main(void) {
         cmocka_unit_test(test_index_out_of_range),
         cmocka_unit_test(test_declared_strides),
         cmocka_unit_test(test_in_place),
+        cmocka_unit_test(test_fold_in_place),
         cmocka_unit_test(test_in_place_of_another),
         cmocka_unit_test(test_partial_overlap),
         cmocka_unit_test(test_outputs_overlap),

@@ -176,8 +176,8 @@ static void test_structure(void **state) {
            "t:11:5: plan kernel 0, phase 1, operand o0: one a row, but steps along the strip");
     broken("phase full strip 0", "phase vec strip 0",
            "t:7:3: plan kernel 0, phase 0: a strip of another kind than the kernel");
-    broken("o1: scratch [4, 0]", "o1: ws [4, 0]",
-           "t:9:5: plan kernel 0, phase 0, operand o1: results of a fold go to scratch");
+    broken("o1: scratch [4, 0]", "o1: input 0 [4, 0]",
+           "t:9:5: plan kernel 0, phase 0, operand o1: an input is written");
     broken("o1: scratch [4, 0]", "o1: scratch [8, 0]",
            "t:9:5: plan kernel 0, phase 0, operand o1: results of a fold lie one behind the other");
     broken("o1: scratch [4, 0]", "o1: scratch + 60 [4, 0]",

@@ -476,9 +476,11 @@ void dvm_j_begin_list(struct dvm_je *e, int list) {
 void dvm_j_emit(struct dvm_je *e, int list) {
     const struct dvm_mlist *l = &e->b->list[list];
     dvm_j_begin_list(e, list);
-    for (uint32_t k = 0; k < l->n && !e->b->failed && !e->e.full; k++) {
-        e->at = (int)k;
-        if (DVM_UNLIKELY(e->noting)) dvm_j_note(e, l->p[k].from);
-        for (int u = 0; u < e->unroll; u++) one(e, &l->p[k], u);
-    }
+    int each = e->by_unit ? 1 : e->unroll;
+    for (int first = 0; first < e->unroll; first += each)
+        for (uint32_t k = 0; k < l->n && !e->b->failed && !e->e.full; k++) {
+            e->at = (int)k;
+            if (DVM_UNLIKELY(e->noting)) dvm_j_note(e, l->p[k].from);
+            for (int u = first; u < first + each; u++) one(e, &l->p[k], u);
+        }
 }

@@ -24,6 +24,7 @@ struct dvm_je {
     int tail;            /* AVX2, NEON: register with the mask of the tail */
     uint32_t pins, accs; /* registers of hoisted values; of accumulators */
     int unroll;          /* units emitted for each operation */
+    bool by_unit;        /* the other way round: all operations of a unit, then the next one */
     int list;            /* being emitted */
     bool masked;         /* in a tail */
     bool stream;
@@ -51,6 +52,8 @@ struct dvm_je {
 /* How the loops are made. */
 struct dvm_jplan {
     int unroll;
+    int narrow;     /* COL: units of a second loop over what the first leaves, or 0 */
+    bool by_unit;   /* units one after the other: fewer values are alive at once */
     bool acc_regs;  /* accumulators of the main loop are in registers */
     bool stream;    /* there is a loop with non-temporal stores */
     bool tail_only; /* every unit is done as a tail: halves the code where masks cost nothing */

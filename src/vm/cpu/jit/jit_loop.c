@@ -417,13 +417,13 @@ static void column_group(struct dvm_je *e, int units) {
     end_group(e, units);
 }
 
-static void whole_groups(struct dvm_je *e, const struct dvm_jplan *p) {
-    gpr(e, G_LEA, X_R11, dvm_x_mem(J_R_END, -p->unroll * e->b->width));
+static void whole_groups(struct dvm_je *e, int units) {
+    gpr(e, G_LEA, X_R11, dvm_x_mem(J_R_END, -units * e->b->width));
     int top = dvm_enc_at(&e->e);
     gpr(e, G_CMP, J_R_COL, dvm_x_reg(X_R11));
     int rest = dvm_x_jump(&e->e, X_G);
-    column_group(e, p->unroll);
-    add_imm(e, dvm_x_reg(J_R_COL), p->unroll * e->b->width);
+    column_group(e, units);
+    add_imm(e, dvm_x_reg(J_R_COL), units * e->b->width);
     dvm_x_jump_back(&e->e, X_ALWAYS, top);
     dvm_x_land(&e->e, rest);
 }
@@ -432,7 +432,8 @@ static void fold_columns(struct dvm_je *e, const struct dvm_jplan *p) {
     e->acc_regs = p->acc_regs;
     dvm_x_gpr(&e->e, G_XOR, false, J_R_COL, dvm_x_reg(J_R_COL), 0);
     gpr(e, G_MOV, J_R_END, dvm_j_frame_at(J_F_N));
-    if (!p->tail_only) whole_groups(e, p);
+    if (!p->tail_only) whole_groups(e, p->unroll);
+    if (p->narrow) whole_groups(e, p->narrow);
     int top = dvm_enc_at(&e->e);
     gpr(e, G_CMP, J_R_COL, dvm_x_reg(J_R_END));
     int done = dvm_x_jump(&e->e, X_GE);
@@ -448,6 +449,7 @@ static void fold_columns(struct dvm_je *e, const struct dvm_jplan *p) {
 
 void dvm_j_function(struct dvm_je *e, const struct dvm_jplan *p, int32_t parts) {
     e->unroll = 1;
+    e->by_unit = p->by_unit;
     give_bases(e);
     e->acc_regs = p->acc_regs;
     e->band = e->b->s->mode == DVM_MODE_COL && p->acc_regs ? parts : 0;

@@ -8,6 +8,8 @@ enum {
     LEAST = 6,      /* for one operation and its operands */
     MAP_BODY = 160, /* operations of an unrolled body: beyond, the loop itself no longer counts */
     ROW_BODY = 200,
+    COL_BODY =
+        64, /* eight units hide the latency of an addition, which longer bodies do themselves */
     STREAM_BODY = 48, /* longer bodies do not wait for memory */
     TAIL_BODY = 96    /* AVX-512: longer bodies are emitted once, under a mask */
 };
@@ -49,6 +51,16 @@ static bool fits(const struct dvm_je *e, int units, const int most[2], int fixed
     return units * most[J_V] + fixed + TEMPS <= e->nreg && units * most[J_K] <= 5;
 }
 
+/* Accumulators of so many units in registers, with the units side by side or at least one after the other. */
+static bool place_units(const struct dvm_je *e, struct dvm_jplan *p, int units, const int most[2],
+                        int hoisted) {
+    int fixed = units * e->b->nacc + hoisted;
+    p->by_unit = !fits(e, units, most, fixed);
+    p->acc_regs = !p->by_unit || fits(e, 1, most, fixed);
+    if (p->acc_regs) p->unroll = units;
+    return p->acc_regs;
+}
+
 /* Units of a map: enough to hide the loop, as long as nothing spills. */
 static int map_units(const struct dvm_je *e, const int most[2]) {
     int n = (int)e->b->list[J_BODY].n, hoisted = DVM_MIN(most_hoisted(e->b), 6);
@@ -75,16 +87,17 @@ static void plan_units(struct dvm_je *e, struct dvm_jplan *p) {
     if (b->calls || b->nscan || b->skips) return;
     if (b->s->mode == DVM_MODE_ROW) {
         int u = DVM_TREE_LANES / b->width;
-        if (b->nacc == 0 || (u * n <= ROW_BODY && fits(e, u, most, u * b->nacc))) {
-            p->unroll = b->nacc ? u : map_units(e, most);
-            p->acc_regs = b->nacc > 0;
-        }
+        if (b->nacc == 0)
+            p->unroll = map_units(e, most);
+        else if (u * n <= ROW_BODY)
+            place_units(e, p, u, most, 0);
         return;
     }
-    for (int u = 4; u >= 1 && !p->acc_regs; u /= 2) {
-        p->acc_regs = (u == 1 || u * n <= ROW_BODY) &&
-                      fits(e, u, most, u * b->nacc + DVM_MIN(most_hoisted(b), 4));
-        p->unroll = u;
+    for (int u = 8; u >= 1; u /= 2) {
+        int body = u == 8 ? COL_BODY : u == 1 ? INT32_MAX : ROW_BODY;
+        if (u * n > body || !place_units(e, p, u, most, DVM_MIN(most_hoisted(b), 4))) continue;
+        p->narrow = u == 8 ? 4 : 0;
+        return;
     }
 }
 
@@ -102,8 +115,8 @@ static void place_hoisted(struct dvm_je *e, const struct dvm_jplan *p) {
     enum { MOST = 15 };
     struct dvm_jb *b = e->b;
     int r = e->nreg, count[MOST + 1] = {0}, limit = MOST;
-    int room =
-        e->nreg - __builtin_popcount(e->accs) - DVM_MAX(p->unroll * p->pressure + TEMPS, LEAST);
+    int room = e->nreg - __builtin_popcount(e->accs) -
+               DVM_MAX((p->by_unit ? 1 : p->unroll) * p->pressure + TEMPS, LEAST);
     if (b->calls || room < 0) room = 0; /* a C function may change every vector register */
     for (uint32_t v = 1; v < b->nval; v++) {
         const struct dvm_jval *x = &b->val[v];
