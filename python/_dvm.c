@@ -248,6 +248,9 @@ static PyMethodDef module_methods[] = {
      "register_arrays(family, type, empty, dtypes): how to allocate results."},
     {"address", pydvm_address, METH_O,
      "address(array): its data pointer, dtype number, shape, strides in elements."},
+    {"attn_infer", pydvm_attn_infer, METH_VARARGS, "See dvm.attn."},
+    {"attn_forward", pydvm_attn_forward, METH_VARARGS, "See dvm.attn."},
+    {"attn_backward", pydvm_attn_backward, METH_VARARGS, "See dvm.attn."},
     {0},
 };
 

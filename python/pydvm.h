@@ -5,6 +5,7 @@
  *   py_kernel.c  Kernel: the call path
  *   py_tensor.c  arguments: arrays, tensors and numbers without copies
  *   py_threads.c threads of an OpenMP runtime
+ *   py_attn.c    attention
  *
  * Ownership: a Kernel and a Graph hold their Context, a Value holds its Graph. Everything here runs with the
  * GIL held, except dvm_run on larger work. */
@@ -112,4 +113,9 @@ PyObject *pydvm_empty(enum family family, int rank, const int64_t *dims, int dty
 /* Module functions. */
 PyObject *pydvm_register_arrays(PyObject *self, PyObject *const *args, Py_ssize_t n);
 PyObject *pydvm_address(PyObject *self, PyObject *o);
+
+/* ---- py_attn.c: module functions */
+PyObject *pydvm_attn_infer(PyObject *self, PyObject *args);
+PyObject *pydvm_attn_forward(PyObject *self, PyObject *args);
+PyObject *pydvm_attn_backward(PyObject *self, PyObject *args);
 #endif

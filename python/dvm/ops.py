@@ -18,6 +18,12 @@ from typing import Any
 import _dvm
 from _dvm import ArgumentError, DTypeError, ShapeError, UnsupportedError
 
+from .attn import (  # noqa: F401 functions on data, reached as dvm.ops.swa_forward
+    npu_fusion_attention,
+    npu_fusion_attention_grad,
+    swa_backward,
+    swa_forward,
+)
 from .record import (
     Dim,
     NDObject,

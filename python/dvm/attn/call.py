@@ -1,0 +1,98 @@
+"""Calls of the C library with arguments by name, and the words around its errors."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import _dvm
+
+SWA, STRICT = 1, 2
+ALL = 2147483647  # default of pre_tockens and next_tockens: no limit
+
+# What torch_npu puts after the text of an argument error, without its time and process.
+SUFFIX = "\n[ERROR] ERR01001 OPS invalid parameter"
+
+
+class Spec(NamedTuple):
+    """The arguments that are no tensors."""
+
+    flags: int
+    head_num: int
+    input_layout: str
+    softmax_layout: str
+    scale: float
+    keep_prob: float
+    pre_tockens: int
+    next_tockens: int
+    sparse_mode: int
+    prefix: Sequence[int] | None = None
+    actual_seq_qlen: Sequence[int] | None = None
+    actual_seq_kvlen: Sequence[int] | None = None
+    seed: int = 0
+    offset: int = 0
+    numels: int = 0
+
+
+def is_torch(tensors: tuple[Any, ...]) -> bool:
+    torch = sys.modules.get("torch")
+    return torch is not None and any(isinstance(t, torch.Tensor) for t in tensors)
+
+
+def low(function: Any, spec: Spec, tensors: tuple[Any, ...]) -> Any:
+    """Calls _dvm.attn_*; errors about arguments get the suffix of torch_npu."""
+    head = (
+        spec.flags,
+        spec.head_num,
+        spec.input_layout,
+        spec.softmax_layout,
+        spec.scale,
+        spec.keep_prob,
+        spec.pre_tockens,
+        spec.next_tockens,
+        spec.sparse_mode,
+        spec.seed,
+        spec.offset,
+        spec.numels,
+        spec.prefix,
+        spec.actual_seq_qlen,
+        spec.actual_seq_kvlen,
+    )
+    try:
+        return function(*head, *tensors)
+    except (
+        _dvm.ArgumentError,
+        _dvm.DTypeError,
+        _dvm.ShapeError,
+        _dvm.LimitError,
+        _dvm.OverlapError,
+    ) as error:
+        if os.environ.get("TORCH_NPU_COMPACT_ERROR_OUTPUT"):
+            raise
+        raise type(error)(f"{error}{SUFFIX}") from None
+
+
+def draw() -> int:
+    """A seed from numpy's global generator, which np.random.seed sets."""
+    import numpy as np
+
+    return int(np.random.randint(0, 2**63 - 1, dtype=np.int64))
+
+
+def forward(tensors: tuple[Any, ...], spec: Spec) -> tuple[Any, ...]:
+    import numpy as np
+
+    if 0 < spec.keep_prob < 1:
+        low(_dvm.attn_infer, spec, tensors)  # a refused call draws nothing
+        spec = spec._replace(seed=draw())
+    (out, top, total), numels = low(_dvm.attn_forward, spec, tensors)
+    return out, top, total, np.empty(0, out.dtype), spec.seed, spec.offset, numels
+
+
+def backward(tensors: tuple[Any, ...], spec: Spec) -> tuple[Any, ...]:
+    import numpy as np
+
+    dq, dk, dv, dpse, dsink = low(_dvm.attn_backward, spec, tensors)
+    return dq, dk, dv, dpse, np.empty(0, np.float32) if dsink is None else dsink

@@ -1,0 +1,1 @@
+"""Stand-ins for packages that code written for other devices imports."""

@@ -1,0 +1,365 @@
+/* Blocks, tiles and the steps on them. Every product goes through the matrix kernels, for the hull of the keys that the
+ * rows of a register tile see. */
+#include "ops/attn/attn_tile.h"
+
+#include <math.h>
+#include <stdatomic.h>
+#include <string.h>
+
+enum { LANES = DVM_ATTN_LANES };
+
+/* ---- blocks */
+
+/* Heads of a block: whole short sequences are stacked. */
+static int64_t stacked(const struct attn *s, const struct attn_seq *q) {
+    return q->sq >= ATTN_BM ? 1 : DVM_MIN(s->group, ATTN_BM / DVM_MAX(q->sq, 1));
+}
+
+int64_t dvm_attn_blocks(const struct attn *s, const struct attn_seq *q) {
+    if (q->sq == 0) return 0;
+    int64_t heads = stacked(s, q);
+    return (s->group + heads - 1) / heads * ((q->sq + ATTN_BM - 1) / ATTN_BM);
+}
+
+struct attn_block dvm_attn_block(const struct attn *s, const struct attn_seq *q, int64_t b,
+                                 int64_t h, int64_t index) {
+    int64_t per = (q->sq + ATTN_BM - 1) / ATTN_BM, heads = stacked(s, q), n = index / per * heads;
+    struct attn_block k = {.b = b, .n0 = h * s->group + n, .i0 = index % per * ATTN_BM};
+    k.heads = DVM_MIN(heads, s->group - n);
+    k.rows = DVM_MIN(ATTN_BM, q->sq - k.i0);
+    k.m = (int)(k.heads * k.rows);
+    return k;
+}
+
+/* ---- scratch */
+
+size_t dvm_attn_part(size_t *total, int64_t size) {
+    size_t at = *total;
+    *total += (size_t)attn_up(size, 64) + 64; /* parts start in different cache sets */
+    return at;
+}
+
+struct attn_room dvm_attn_room(const struct attn *s, bool backward) {
+    struct attn_room r = {.total = 0};
+    int64_t d = attn_up(s->d, ATTN_PITCH), d2 = attn_up(DVM_MAX(s->d2, 1), ATTN_PITCH);
+    int64_t one = (int64_t)4 * ATTN_BN;
+    r.kt = dvm_attn_part(&r.total, d * one);
+    r.vb = dvm_attn_part(&r.total, d2 * one);
+    r.s = dvm_attn_part(&r.total, (int64_t)4 * ATTN_BM * ATTN_PITCH);
+    r.off = dvm_attn_part(&r.total, (int64_t)ATTN_BM * ATTN_BN);
+    r.bias = dvm_attn_part(&r.total, one);
+    r.z = dvm_attn_part(&r.total, one);
+    if (!backward) return r;
+    r.kb = dvm_attn_part(&r.total, d * one);
+    r.vt = dvm_attn_part(&r.total, d2 * one);
+    r.t = dvm_attn_part(&r.total, (int64_t)4 * ATTN_BM * ATTN_PITCH);
+    r.st = dvm_attn_part(&r.total, (int64_t)4 * ATTN_BN * ATTN_PITCH);
+    r.tt = dvm_attn_part(&r.total, (int64_t)4 * ATTN_BN * ATTN_PITCH);
+    return r;
+}
+
+static float *floats(char *p, size_t at) { return (float *)(void *)(p + at); }
+
+void dvm_attn_enter(struct attn_work *w, const struct attn *s, const struct attn_seq *seq,
+                    const struct attn_isa *isa, const struct attn_room *r, char *p) {
+    w->a = s;
+    w->seq = seq;
+    w->g = isa->g;
+    w->k = isa->k;
+    w->kt = floats(p, r->kt);
+    w->vb = floats(p, r->vb);
+    w->s = floats(p, r->s);
+    w->off = (uint8_t *)p + r->off;
+    w->bias = floats(p, r->bias);
+    w->z = floats(p, r->z);
+    w->kb = floats(p, r->kb);
+    w->vt = floats(p, r->vt);
+    w->t = floats(p, r->t);
+    w->st = floats(p, r->st);
+    w->tt = floats(p, r->tt);
+    memset(w->bias, 0, (size_t)4 * ATTN_BN);
+}
+
+/* ---- packing */
+
+static struct dvm_k_block rows_of(const struct attn_mat *x, const char *p, int64_t c0, int64_t rows,
+                                  int64_t cols) {
+    return (struct dvm_k_block){p + c0 * x->cs, x->rs, x->cs, rows, cols, x->t};
+}
+
+void dvm_attn_pack_rows(const struct attn_work *w, float *d, const struct attn_mat *x,
+                        const struct attn_block *blk, int64_t features) {
+    const struct attn_seq *q = &w->seq[blk->b];
+    for (int64_t c = 0; c < features; c += ATTN_PITCH, d += ATTN_BM * ATTN_PITCH)
+        for (int64_t n = 0; n < blk->heads; n++) {
+            const char *p = attn_at(x, blk->b, blk->n0 + n, q->q0 + blk->i0);
+            struct dvm_k_block s = rows_of(x, p, c, blk->rows, DVM_MIN(features - c, ATTN_PITCH));
+            w->g->rows(d + n * blk->rows * ATTN_PITCH, ATTN_PITCH, ATTN_PITCH, 0, false, &s);
+        }
+}
+
+static bool clean(const struct attn_work *w, const float *d, int64_t strip, int64_t from,
+                  int64_t to, int64_t features) {
+    int nr = w->g->nr;
+    for (int64_t c = 0; c < features; c += nr, d += strip)
+        if (!w->k->finite(d + from * nr, (to - from) * nr)) return false;
+    return true;
+}
+
+bool dvm_attn_pack_cols(const struct attn_work *w, float *d, const struct attn_mat *x,
+                        const struct attn_block *blk, int64_t features) {
+    const struct attn_seq *q = &w->seq[blk->b];
+    int nr = w->g->nr;
+    int64_t strip = (int64_t)ATTN_BM * nr;
+    for (int64_t n = 0; n < blk->heads; n++) {
+        const char *p = attn_at(x, blk->b, blk->n0 + n, q->q0 + blk->i0);
+        struct dvm_k_block s = rows_of(x, p, 0, blk->rows, features);
+        w->g->rows(d + n * blk->rows * nr, nr, nr, strip, true, &s);
+    }
+    return clean(w, d, strip, 0, blk->m, features);
+}
+
+static const char *key_at(const struct attn_work *w, const struct attn_mat *x,
+                          const struct attn_tile *t) {
+    return attn_at(x, t->b, t->h, w->seq[t->b].k0 + t->j0 + t->from);
+}
+
+/* Keys begin inside a strip: its rest first, then whole strips. */
+void dvm_attn_pack_keys(const struct attn_work *w, float *d, const struct attn_mat *x,
+                        const struct attn_tile *t, int64_t features) {
+    int nr = w->g->nr;
+    for (int64_t c = 0; c < features; c += ATTN_PITCH, d += (int64_t)ATTN_BN * ATTN_PITCH) {
+        int64_t depth = DVM_MIN(features - c, ATTN_PITCH), strip = depth * nr;
+        struct dvm_k_block s = {.p = key_at(w, x, t) + c * x->cs,
+                                .rs = x->cs,
+                                .cs = x->rs,
+                                .rows = depth,
+                                .cols = t->to - t->from,
+                                .t = x->t};
+        int64_t at = t->from % nr, head = at ? DVM_MIN(nr - at, s.cols) : 0;
+        float *to = d + t->from / nr * strip;
+        if (head) {
+            struct dvm_k_block h = s;
+            h.cols = head;
+            w->g->rows(to + at, nr, head, 0, false, &h);
+            s.p += head * s.cs;
+            s.cols -= head;
+            to += strip;
+        }
+        if (s.cols) w->g->rows(to, nr, nr, strip, true, &s);
+    }
+}
+
+bool dvm_attn_pack_values(const struct attn_work *w, float *d, const struct attn_mat *x,
+                          const struct attn_tile *t, int64_t features) {
+    int nr = w->g->nr;
+    int64_t strip = (int64_t)ATTN_BN * nr;
+    struct dvm_k_block s = rows_of(x, key_at(w, x, t), 0, t->to - t->from, features);
+    w->g->rows(d + t->from * nr, nr, nr, strip, true, &s);
+    return clean(w, d, strip, t->from, t->to, features);
+}
+
+/* ---- what is seen */
+
+static const uint8_t *mask_at(const struct attn_work *w, const struct attn_block *blk, int r,
+                              int64_t j) {
+    const struct attn *s = w->a;
+    const struct attn_seq *q = &w->seq[blk->b];
+    int64_t n = blk->n0 + r / blk->rows, i = blk->i0 + r % blk->rows;
+    if (s->mask_packed) i += q->q0, j += q->k0;
+    return (const uint8_t *)attn_at(&s->mask, s->mask_packed ? 0 : blk->b, n, i) + j * s->mask.cs;
+}
+
+static bool all_masked(const struct attn_work *w, const struct attn_block *blk, int64_t j0) {
+    int64_t step = w->a->mask.cs;
+    for (int r = 0; r < blk->m; r++) {
+        const uint8_t *p = mask_at(w, blk, r, j0);
+        for (int j = w->from[r]; j < w->to[r]; j++)
+            if (!p[j * step]) return false;
+    }
+    return true;
+}
+
+bool dvm_attn_see(struct attn_work *w, const struct attn_block *blk, int64_t j0) {
+    const struct attn_seq *q = &w->seq[blk->b];
+    bool any = false;
+    for (int r = 0; r < blk->m; r++) {
+        struct attn_range k = attn_row_keys(q, blk->i0 + r % blk->rows);
+        w->from[r] = (int)attn_clamp(k.from - j0, ATTN_BN);
+        w->to[r] = (int)attn_clamp(k.to - j0, ATTN_BN);
+        if (w->from[r] < w->to[r])
+            any = true;
+        else
+            w->from[r] = w->to[r] = 0;
+    }
+    return any && !(w->a->mask.p && all_masked(w, blk, j0));
+}
+
+struct attn_range dvm_attn_hull(const struct attn_work *w, int r0, int r1) {
+    struct attn_range h = {ATTN_BN, 0};
+    for (int r = r0; r < r1; r++) {
+        if (w->from[r] == w->to[r]) continue;
+        h.from = DVM_MIN(h.from, w->from[r]);
+        h.to = DVM_MAX(h.to, w->to[r]);
+    }
+    return h;
+}
+
+/* ---- products */
+
+void dvm_attn_scores(const struct attn_work *w, int m, int64_t features, const float *a,
+                     const float *b, float *s) {
+    int mr = w->g->mr, nr = w->g->nr;
+    for (int r = 0; r < m; r += mr) {
+        int rows = DVM_MIN(mr, m - r);
+        struct attn_range h = dvm_attn_hull(w, r, r + rows);
+        for (int64_t j = h.from / nr * nr; j < h.to; j += nr)
+            for (int64_t c = 0; c < features; c += ATTN_PITCH) {
+                int64_t depth = DVM_MIN(features - c, ATTN_PITCH);
+                const float *x = a + c * ATTN_BM + r * ATTN_PITCH;
+                w->g->f32(rows, nr, depth, x, b + c * ATTN_BN + j * depth, s + r * ATTN_PITCH + j,
+                          ATTN_PITCH, c == 0, (const char *)x, 0);
+            }
+    }
+}
+
+void dvm_attn_over_keys(const struct attn_work *w, int m, const float *a, const float *b,
+                        int64_t features, float *c, bool is_clean) {
+    int mr = w->g->mr, nr = w->g->nr;
+    int64_t pitch = attn_pitch(features), strip = (int64_t)ATTN_BN * nr;
+    for (int r = 0; r < m && !is_clean; r++) {
+        int at = w->from[r];
+        w->k->chain(c + r * pitch, features, a + r * ATTN_PITCH + at, 1, w->off + r * ATTN_BN + at,
+                    1, w->to[r] - at, b + (int64_t)at * nr, nr, strip);
+    }
+    for (int r = 0; r < m && is_clean; r += mr) {
+        int rows = DVM_MIN(mr, m - r);
+        struct attn_range h = dvm_attn_hull(w, r, r + rows);
+        const float *x = a + r * ATTN_PITCH + h.from;
+        for (int64_t f = 0; f < features && h.from < h.to; f += nr)
+            w->g->f32(rows, nr, h.to - h.from, x, b + f / nr * strip + h.from * nr,
+                      c + r * pitch + f, pitch, false, (const char *)x, 0);
+    }
+}
+
+/* Rows that see a key of [j, j + n). */
+static struct attn_range seeing(const struct attn_work *w, int m, int64_t j, int64_t n) {
+    struct attn_range h = {m, 0};
+    for (int r = 0; r < m; r++)
+        if (w->from[r] < j + n && w->to[r] > j) {
+            h.from = DVM_MIN(h.from, r);
+            h.to = r + 1;
+        }
+    return h;
+}
+
+void dvm_attn_over_rows(const struct attn_work *w, int m, const struct attn_tile *t, const float *a,
+                        const float *b, int64_t features, float *c, bool is_clean) {
+    int mr = w->g->mr, nr = w->g->nr;
+    int64_t pitch = attn_pitch(features), strip = (int64_t)ATTN_BM * nr;
+    for (int j = t->from; j < t->to && !is_clean; j++)
+        w->k->chain(c + j * pitch, features, a + (int64_t)j * ATTN_PITCH, 1, w->off + j, ATTN_BN, m,
+                    b, nr, strip);
+    for (int j = t->from / mr * mr; j < t->to && is_clean; j += mr) {
+        int keys = DVM_MIN(mr, t->to - j);
+        struct attn_range h = seeing(w, m, j, keys);
+        const float *x = a + (int64_t)j * ATTN_PITCH + h.from;
+        for (int64_t f = 0; f < features && h.from < h.to; f += nr)
+            w->g->f32(keys, nr, h.to - h.from, x, b + f / nr * strip + h.from * nr,
+                      c + j * pitch + f, pitch, false, (const char *)x, 0);
+    }
+}
+
+/* ---- rows */
+
+static void load_bias(struct attn_work *w, const struct attn_block *blk, const struct attn_tile *t,
+                      int r) {
+    const struct attn_mat *x = &w->a->pse;
+    int64_t shift, i = attn_pse_row(w->a, blk->i0 + r % blk->rows, &shift);
+    const char *p = attn_at(x, blk->b, blk->n0 + r / blk->rows, i);
+    int from = w->from[r], n = w->to[r] - from;
+    struct dvm_k_block s = rows_of(x, p, t->j0 + shift + from, 1, n);
+    w->g->rows(w->bias + from, ATTN_BN, ATTN_BN, 0, false, &s);
+}
+
+static void mark(struct attn_work *w, const struct attn_block *blk, const struct attn_tile *t,
+                 int r) {
+    uint8_t *off = w->off + r * ATTN_BN;
+    int from = w->from[r], to = w->to[r];
+    memset(off, 1, ATTN_BN);
+    memset(off + from, 0, (size_t)(to - from));
+    if (!w->a->mask.p || from == to) return;
+    const uint8_t *p = mask_at(w, blk, r, t->j0);
+    int64_t step = w->a->mask.cs;
+    for (int j = from; j < to; j++) off[j] = p[j * step] != 0;
+}
+
+float dvm_attn_row(struct attn_work *w, const struct attn_block *blk, const struct attn_tile *t,
+                   int r, bool marks, int *a, int *b) {
+    int from = w->from[r], to = w->to[r];
+    *a = from / LANES * LANES;
+    *b = (int)attn_up(to, LANES);
+    bool some = *a != from || *b != to || w->a->mask.p;
+    if (some || marks) mark(w, blk, t, r);
+    if (from == to) return -INFINITY;
+    if (w->a->pse.p) load_bias(w, blk, t, r);
+    return w->k->scores(w->s + r * ATTN_PITCH + *a, w->a->pse.p ? w->bias + *a : NULL,
+                        some ? w->off + r * ATTN_BN + *a : NULL, w->a->scale, *b - *a);
+}
+
+void dvm_attn_drop_row(struct attn_work *w, const struct attn_block *blk, const struct attn_tile *t,
+                       int r) {
+    const struct attn_seq *q = &w->seq[blk->b];
+    int64_t n = blk->n0 + r / blk->rows, i = blk->i0 + r % blk->rows;
+    uint64_t first = (uint64_t)q->drop + (uint64_t)((n * q->sq + i) * q->skv + t->j0 + w->from[r]);
+    w->k->drop(w->z + w->from[r], &w->a->drop, first, w->to[r] - w->from[r]);
+}
+
+/* ---- memory */
+
+void dvm_attn_store_rows(const struct attn_work *w, const struct attn_mat *x,
+                         const struct attn_block *blk, const float *c, int64_t features) {
+    const struct attn_seq *q = &w->seq[blk->b];
+    int64_t pitch = attn_pitch(features);
+    for (int64_t n = 0; n < blk->heads; n++)
+        w->g->store(attn_at(x, blk->b, blk->n0 + n, q->q0 + blk->i0), x->rs, x->cs, x->t,
+                    c + n * blk->rows * pitch, pitch, blk->rows, features, NULL);
+}
+
+void dvm_attn_zero_rows(const struct attn_mat *x, int64_t heads, int64_t b, int64_t from,
+                        int64_t to, int64_t features) {
+    size_t size = x->t == DVM_F32 ? 4 : 2;
+    for (int64_t i = from; i < to; i++)
+        for (int64_t n = 0; n < heads; n++) {
+            char *p = attn_at(x, b, n, i);
+            for (int64_t c = 0; c < features; c++) memset(p + c * x->cs, 0, size);
+        }
+}
+
+float *dvm_attn_stat(const struct attn *s, const struct attn_mat *m, const struct attn_seq *q,
+                     int64_t b, int64_t n, int64_t i) {
+    char *p = m->p;
+    if (s->tnd && !s->rows_first)
+        p += (q->slot + n * q->sq + i) * DVM_ATTN_ROWS * 4;
+    else
+        p += b * m->bs + n * m->hs + (q->q0 + i) * m->rs;
+    return (float *)(void *)p;
+}
+
+/* ---- units */
+
+bool dvm_attn_next(struct attn_units *u, int64_t *b, int64_t *index) {
+    int64_t i = atomic_fetch_add(&u->next, 1), low = 0, high = u->nseq;
+    if (i >= u->first[u->nseq]) return false;
+    i = u->first[u->nseq] - 1 - i; /* the last blocks of causal sequences have most to do */
+    while (high - low > 1) {
+        int64_t mid = low + (high - low) / 2;
+        if (u->first[mid] <= i)
+            low = mid;
+        else
+            high = mid;
+    }
+    *b = low;
+    *index = i - u->first[low];
+    return true;
+}

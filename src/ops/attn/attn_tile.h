@@ -1,0 +1,122 @@
+/* One block of query rows against one tile of keys: what forward and backward share.
+ *
+ * Positions inside a tile count from its first key, those of a block from its first row; keys of a tile that no row of
+ * the unit sees are neither read nor packed, their places in the packed tile hold anything. */
+#ifndef DVM_OPS_ATTN_ATTN_TILE_H
+#define DVM_OPS_ATTN_ATTN_TILE_H
+#include "ops/attn/attn_call.h"
+
+enum { ATTN_PITCH = DVM_GEMM_KC }; /* of the left operands of the matrix kernels */
+
+/* Rows of one block: `heads` heads from n0 on, of each the `rows` rows from i0 on, head by head. */
+struct attn_block {
+    int64_t b, n0, heads, i0, rows;
+    int m; /* heads * rows */
+};
+/* Blocks of the heads that share key head h, in order: all blocks of a head, then the next head. */
+int64_t dvm_attn_blocks(const struct attn *s, const struct attn_seq *q);
+struct attn_block dvm_attn_block(const struct attn *s, const struct attn_seq *q, int64_t b,
+                                 int64_t h, int64_t index);
+
+/* One tile of keys of sequence b and key head h. */
+struct attn_tile {
+    int64_t b, h, j0; /* j0: first key */
+    int from, to;     /* keys read, counted from j0 */
+};
+
+struct attn_room {
+    size_t kt, vt, kb,
+        vb; /* packed tiles: K^T, V^T (columns are keys), K, V (columns are features) */
+    size_t s, t, st, tt; /* scores, their gradients; both transposed */
+    size_t off, bias, z; /* excluded places of a block; one row of pse; of dropout weights */
+    size_t total;
+};
+
+/* One thread at work. */
+struct attn_work {
+    const struct attn *a;
+    const struct attn_seq *seq;
+    const struct dvm_k_gemm *g;
+    const struct dvm_k_attn *k;
+    float *kt, *vt, *kb, *vb, *s, *t, *st, *tt, *bias, *z;
+    uint8_t *off;
+    int from[ATTN_BM], to[ATTN_BM]; /* keys of each row of the block, in the tile */
+    float scratch[ATTN_BM + DVM_ATTN_LANES];
+};
+
+/* Adds a part of `size` bytes; returns where it starts. */
+size_t dvm_attn_part(size_t *total, int64_t size);
+struct attn_room dvm_attn_room(const struct attn *s, bool backward);
+void dvm_attn_enter(struct attn_work *w, const struct attn *s, const struct attn_seq *seq,
+                    const struct attn_isa *isa, const struct attn_room *r, char *scratch);
+
+DVM_INLINE int64_t attn_up(int64_t n, int64_t step) { return (n + step - 1) / step * step; }
+/* Row pitch of sums over d features. */
+DVM_INLINE int64_t attn_pitch(int64_t d) { return attn_up(DVM_MAX(d, 1), DVM_GEMM_MAX_NR); }
+/* Floats of a block of rows packed as left operand. */
+DVM_INLINE int64_t attn_rows_size(int64_t d) {
+    return attn_up(DVM_MAX(d, 1), ATTN_PITCH) * ATTN_BM;
+}
+
+/* Rows of a block as left operand over features: feature blocks of KC, each BM rows apart. */
+void dvm_attn_pack_rows(const struct attn_work *w, float *d, const struct attn_mat *x,
+                        const struct attn_block *blk, int64_t features);
+/* The same rows as right operand: columns are features. True if all are finite. */
+bool dvm_attn_pack_cols(const struct attn_work *w, float *d, const struct attn_mat *x,
+                        const struct attn_block *blk, int64_t features);
+/* Keys of a tile as right operand: columns are keys; columns are features (true if all are finite). */
+void dvm_attn_pack_keys(const struct attn_work *w, float *d, const struct attn_mat *x,
+                        const struct attn_tile *t, int64_t features);
+bool dvm_attn_pack_values(const struct attn_work *w, float *d, const struct attn_mat *x,
+                          const struct attn_tile *t, int64_t features);
+
+/* Fills from and to. False: no row of the block sees a key of the tile, as far as intervals and mask say. */
+bool dvm_attn_see(struct attn_work *w, const struct attn_block *blk, int64_t j0);
+/* Hull of the keys of rows [r0, r1). */
+struct attn_range dvm_attn_hull(const struct attn_work *w, int r0, int r1);
+/* s[r][j] = rows of a times keys of b, where some row of the register tile sees a key. */
+void dvm_attn_scores(const struct attn_work *w, int m, int64_t features, const float *a,
+                     const float *b, float *s);
+/* Row r of s: scaled, biased, excluded places -inf, from *a to *b (multiples of LANES). Excluded places are marked in
+ * off if the row has any or `marks` asks. Returns the maximum. */
+float dvm_attn_row(struct attn_work *w, const struct attn_block *blk, const struct attn_tile *t,
+                   int r, bool marks, int *a, int *b);
+/* Dropout weights of row r at z[from], ... */
+void dvm_attn_drop_row(struct attn_work *w, const struct attn_block *blk, const struct attn_tile *t,
+                       int r);
+/* c += a b over keys: a is s or t, b is packed values. clean: b is finite in all it holds. */
+void dvm_attn_over_keys(const struct attn_work *w, int m, const float *a, const float *b,
+                        int64_t features, float *c, bool clean);
+/* c += a b over rows: a is st or tt (keys x rows), b packed columns; c has a row for each key. */
+void dvm_attn_over_rows(const struct attn_work *w, int m, const struct attn_tile *t, const float *a,
+                        const float *b, int64_t features, float *c, bool clean);
+/* Stores the rows of a block, features wide. */
+void dvm_attn_store_rows(const struct attn_work *w, const struct attn_mat *x,
+                         const struct attn_block *blk, const float *c, int64_t features);
+void dvm_attn_zero_rows(const struct attn_mat *x, int64_t heads, int64_t b, int64_t from,
+                        int64_t to, int64_t features);
+
+/* Address of row `row` (packed rows in TND) of head n. */
+DVM_INLINE char *attn_at(const struct attn_mat *x, int64_t b, int64_t n, int64_t row) {
+    return x->p + b * x->bs + n * x->hs + row * x->rs;
+}
+/* Bias of row i: *shift is added to the key's number. docs/attention.md, "pse". */
+DVM_INLINE int64_t attn_pse_row(const struct attn *s, int64_t i, int64_t *shift) {
+    int64_t first = s->max_sq - s->pse_last;
+    *shift = 0;
+    if (!s->pse_last) return i;
+    *shift = DVM_MAX(first - i, 0);
+    return DVM_MAX(i - first, 0);
+}
+/* Statistics of row i of head n. */
+float *dvm_attn_stat(const struct attn *s, const struct attn_mat *m, const struct attn_seq *q,
+                     int64_t b, int64_t n, int64_t i);
+
+/* Units of work: sequence and number inside it. */
+struct attn_units {
+    const int64_t *first; /* nseq + 1 */
+    int64_t nseq;
+    _Atomic int64_t next;
+};
+bool dvm_attn_next(struct attn_units *u, int64_t *b, int64_t *index);
+#endif

@@ -1,0 +1,43 @@
+/* Public functions of attention: arguments to src/ops/attn. */
+#include <string.h>
+
+#include <dvm/attn.h>
+
+#include "ops/attn/attn_call.h"
+#include "rt/rt.h"
+
+dvm_status dvm_attn_infer(const dvm_attn *a, int backward, dvm_attn_shape *out) {
+    struct attn s;
+    if (!out) DVM_FAIL(ARG, "result pointer is NULL");
+    DVM_TRY(dvm_attn_check(a, backward != 0, &s));
+    *out = s.shape;
+    return DVM_OK;
+}
+
+/* The level of the context's tile VM; the scalar reference has none of its own. */
+static dvm_status level(const dvm_ctx *ctx, struct attn_isa *isa) {
+    const char *name = "base";
+    for (int i = 0; i < ctx->ntier; i++)
+        if (!strcmp(ctx->tier[i].name, "vm")) name = ctx->tier[i].isa;
+    return dvm_attn_isa(name, isa);
+}
+
+dvm_status dvm_attn_forward(dvm_ctx *ctx, const dvm_attn *a, const dvm_arg *const out[3]) {
+    struct attn s;
+    struct attn_isa isa;
+    if (!ctx || !out) DVM_FAIL(ARG, "%s is NULL", ctx ? "list of outputs" : "context");
+    DVM_TRY(dvm_attn_check(a, false, &s));
+    DVM_TRY(dvm_attn_bind_forward(&s, out));
+    DVM_TRY(level(ctx, &isa));
+    return dvm_attn_run_forward(&s, &isa, ctx->pool, &ctx->mem);
+}
+
+dvm_status dvm_attn_backward(dvm_ctx *ctx, const dvm_attn *a, const dvm_arg *const grad[5]) {
+    struct attn s;
+    struct attn_isa isa;
+    if (!ctx || !grad) DVM_FAIL(ARG, "%s is NULL", ctx ? "list of gradients" : "context");
+    DVM_TRY(dvm_attn_check(a, true, &s));
+    DVM_TRY(dvm_attn_bind_backward(&s, grad));
+    DVM_TRY(level(ctx, &isa));
+    return dvm_attn_run_backward(&s, &isa, ctx->pool, &ctx->mem);
+}

@@ -1,0 +1,150 @@
+/* Attention between its matrix products: scores, exponentials, dropout. Meanings: vm/k_attn.h. Loops over LANES
+ * elements become vectors of the level. */
+#include "vm/cpu/k_tmpl.h"
+
+#include "vm/k_attn.h"
+
+#define XFN(name) x_##name
+#include "code/expand_c.h"
+#include "code/expand.h"
+
+enum { LANES = DVM_ATTN_LANES };
+
+/* Halves onto halves. */
+DVM_INLINE float sum_of(float *acc) {
+    for (int w = LANES / 2; w; w >>= 1)
+        for (int l = 0; l < w; l++) acc[l] += acc[l + w];
+    return acc[0];
+}
+
+#define SCORES(name, VALUE)                                                      \
+    static float name(float *DVM_RESTRICT s, const float *DVM_RESTRICT bias,     \
+                      const uint8_t *DVM_RESTRICT off, float scale, int64_t n) { \
+        float acc[LANES], m = -INFINITY;                                         \
+        (void)bias, (void)off;                                                   \
+        for (int l = 0; l < LANES; l++) acc[l] = m;                              \
+        for (int64_t j = 0; j < n; j += LANES)                                   \
+            for (int l = 0; l < LANES; l++) {                                    \
+                float x = VALUE;                                                 \
+                s[j + l] = x;                                                    \
+                acc[l] = x > acc[l] ? x : acc[l];                                \
+            }                                                                    \
+        for (int l = 0; l < LANES; l++) m = acc[l] > m ? acc[l] : m;             \
+        return m;                                                                \
+    }
+SCORES(scores_plain, scale *s[j + l])
+SCORES(scores_bias, scale *(s[j + l] + bias[j + l]))
+SCORES(scores_off, off[j + l] ? -INFINITY : scale * s[j + l])
+SCORES(scores_both, off[j + l] ? -INFINITY : scale * (s[j + l] + bias[j + l]))
+
+static float scores(float *s, const float *bias, const uint8_t *off, float scale, int64_t n) {
+    if (bias) return (off ? scores_both : scores_bias)(s, bias, off, scale, n);
+    return (off ? scores_off : scores_plain)(s, bias, off, scale, n);
+}
+
+static float exps(float *s, float m, int64_t n) {
+    float acc[LANES] = {0};
+    for (int64_t j = 0; j < n; j += LANES)
+        for (int l = 0; l < LANES; l++) {
+            float e = x_exp(s[j + l] - m);
+            s[j + l] = e;
+            acc[l] += e;
+        }
+    return sum_of(acc);
+}
+
+static void weights(float *s, float m, float f, int64_t n) {
+    for (int64_t j = 0; j < n; j++) {
+        float e = x_exp(s[j] - m), v = e * f;
+        s[j] = e == 0.0f ? 0.0f : v;
+    }
+}
+
+static void scale_row(float *s, float f, int64_t n) {
+    for (int64_t j = 0; j < n; j++) s[j] *= f;
+}
+
+static void times(float *DVM_RESTRICT d, const float *DVM_RESTRICT z, int64_t n) {
+    for (int64_t j = 0; j < n; j++) d[j] *= z[j];
+}
+
+static void dscores(float *DVM_RESTRICT ds, const float *DVM_RESTRICT p, float delta, int64_t n) {
+    for (int64_t j = 0; j < n; j++) {
+        float v = p[j] * (ds[j] - delta);
+        ds[j] = p[j] == 0.0f ? 0.0f : v;
+    }
+}
+
+static float dot(const float *DVM_RESTRICT a, const float *DVM_RESTRICT b, int64_t n) {
+    float acc[LANES] = {0};
+    int64_t j = 0;
+    for (; j + LANES <= n; j += LANES)
+        for (int l = 0; l < LANES; l++) acc[l] = xc_fma(a[j + l], b[j + l], acc[l]);
+    for (int l = 0; j + l < n; l++) acc[l] = xc_fma(a[j + l], b[j + l], acc[l]);
+    return sum_of(acc);
+}
+
+/* One round of Philox4x32; the key grows by the Weyl constants between rounds. */
+#define ROUND(k0, k1)                                                                          \
+    {                                                                                          \
+        uint64_t p0 = (uint64_t)0xd2511f53u * c0, p1 = (uint64_t)0xcd9e8d57u * c2;             \
+        uint32_t n0 = (uint32_t)(p1 >> 32) ^ c1 ^ (k0), n2 = (uint32_t)(p0 >> 32) ^ c3 ^ (k1); \
+        c1 = (uint32_t)p1, c3 = (uint32_t)p0, c0 = n0, c2 = n2;                                \
+    }
+
+/* Up to GROUP counters at a time, words in planes so that the rounds are vectors. */
+enum { GROUP = 16 };
+static void philox(uint32_t w[4][GROUP], const struct dvm_k_drop *d, uint64_t counter) {
+    for (int g = 0; g < GROUP; g++) {
+        uint64_t at = counter + (uint64_t)g;
+        uint32_t c0 = (uint32_t)d->offset, c1 = (uint32_t)(d->offset >> 32);
+        uint32_t c2 = (uint32_t)at, c3 = (uint32_t)(at >> 32);
+        uint32_t k0 = (uint32_t)d->seed, k1 = (uint32_t)(d->seed >> 32);
+        for (uint32_t r = 0; r < 10; r++) ROUND(k0 + r * 0x9e3779b9u, k1 + r * 0xbb67ae85u)
+        w[0][g] = c0, w[1][g] = c1, w[2][g] = c2, w[3][g] = c3;
+    }
+}
+
+static void drop(float *z, const struct dvm_k_drop *d, uint64_t first, int64_t n) {
+    uint32_t w[4][GROUP];
+    for (int64_t j = 0; j < n;) {
+        uint64_t at = first + (uint64_t)j;
+        int64_t skip = (int64_t)(at % 4), most = DVM_MIN(n - j, 4 * GROUP - skip);
+        philox(w, d, at / 4);
+        for (int64_t i = 0; i < most; i++) {
+            int64_t e = skip + i;
+            z[j + i] = w[e % 4][e / 4] < d->keep ? d->kept : 0.0f;
+        }
+        j += most;
+    }
+}
+
+static bool all_finite(const float *s, int64_t n) {
+    int bad = 0;
+    for (int64_t j = 0; j < n; j++) bad |= (xc_bits(s[j]) & 0x7f800000) == 0x7f800000;
+    return !bad;
+}
+
+static void chain(float *c, int64_t n, const float *a, int64_t step, const uint8_t *off,
+                  int64_t ostep, int64_t k, const float *b, int64_t nr, int64_t strip) {
+    for (int64_t j = 0; j < n; j++) {
+        const float *col = b + j / nr * strip + j % nr;
+        float s = 0;
+        for (int64_t i = 0; i < k; i++)
+            if (!off[i * ostep]) s = xc_fma(a[i * step], col[i * nr], s);
+        c[j] += s;
+    }
+}
+
+const struct dvm_k_attn K_TABLE(attn) = {
+    .scores = scores,
+    .exps = exps,
+    .weights = weights,
+    .scale = scale_row,
+    .times = times,
+    .dscores = dscores,
+    .dot = dot,
+    .drop = drop,
+    .finite = all_finite,
+    .chain = chain,
+};

@@ -1,0 +1,51 @@
+/* Attention kernels of one ISA level: the steps between the matrix products, on rows of fp32. The table that
+ * vm/cpu/k_attn_tmpl.c fills and ops/attn uses; it stands here because neither room sees the other.
+ *
+ * Every sum has LANES partial sums: lane l adds the elements l, l + LANES, ... in order, then halves are added to
+ * halves. Every level gives the same bits. Rows are handled in whole groups of LANES: n is a multiple of LANES. */
+#ifndef DVM_VM_K_ATTN_H
+#define DVM_VM_K_ATTN_H
+#include <dvm/dvm.h>
+
+#include "base/cc.h"
+
+enum { DVM_ATTN_LANES = 16 };
+
+/* Philox4x32-10: element i of the stream is word i % 4 of the block with key seed and counter (offset, i / 4); it is
+ * kept if it is below `keep`. */
+struct dvm_k_drop {
+    uint64_t seed, offset;
+    uint64_t keep; /* 0 .. 2^32 */
+    float kept;    /* weight of what is kept */
+};
+
+struct dvm_k_attn {
+    /* s[j] = scale * s[j], or scale * (s[j] + bias[j]); -inf where off[j] (bias, off: NULL for none). Returns the
+     * largest, -inf when there is none; a NaN is passed over. */
+    float (*scores)(float *s, const float *bias, const uint8_t *off, float scale, int64_t n);
+    /* s[j] = e^(s[j] - m); returns the sum. */
+    float (*exps)(float *s, float m, int64_t n);
+    /* s[j] = e^(s[j] - m) * f, 0 where the power is 0 (f may be NaN) */
+    void (*weights)(float *s, float m, float f, int64_t n);
+    /* s[j] *= f, any n */
+    void (*scale)(float *s, float f, int64_t n);
+    /* d[j] *= z[j] */
+    void (*times)(float *d, const float *z, int64_t n);
+    /* ds[j] = p[j] == 0 ? 0 : p[j] * (ds[j] - delta) */
+    void (*dscores)(float *ds, const float *p, float delta, int64_t n);
+    /* sum of a[j] * b[j], any n */
+    float (*dot)(const float *a, const float *b, int64_t n);
+    /* z[j] = weight of element first + j of the stream: kept or 0; any n */
+    void (*drop)(float *z, const struct dvm_k_drop *d, uint64_t first, int64_t n);
+    /* Whether all n numbers are finite. */
+    bool (*finite)(const float *s, int64_t n);
+    /* c[j] += the chain over k of a[k * step] * b[strip][k][nr] with off[k * ostep] = 0: the matrix kernels' meaning
+     * without the terms that are off. */
+    void (*chain)(float *c, int64_t n, const float *a, int64_t step, const uint8_t *off,
+                  int64_t ostep, int64_t k, const float *b, int64_t nr, int64_t strip);
+};
+extern const struct dvm_k_attn dvm_k_attn_base;
+#if defined(__x86_64__)
+extern const struct dvm_k_attn dvm_k_attn_avx2, dvm_k_attn_avx512;
+#endif
+#endif

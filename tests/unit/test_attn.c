@@ -1,0 +1,310 @@
+/* Attention through its C interface: the same bits on every level and for any number of threads and callers; nothing
+ * read but what is seen, up to unmapped pages; memory that runs out; refusals that write nothing. Values are judged in
+ * tests/py. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include <math.h>
+#include <pthread.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <dvm/attn.h>
+
+#include "graphs.h"
+
+enum { B = 2, NQ = 4, NKV = 2, SQ = 230, SKV = 300, D = 40, D2 = 72, LAST = 8 };
+
+static float rnd(uint64_t *seed) {
+    *seed = *seed * UINT64_C(6364136223846793005) + 1442695040888963407u;
+    return (float)((int64_t)(*seed >> 40) - (1 << 23)) / (1 << 22);
+}
+
+/* ---- one problem with all its buffers ----------------------------------------------------------------------------- */
+
+static const int64_t dim_q[] = {B, NQ, SQ, D}, dim_k[] = {B, NKV, SKV, D};
+static const int64_t dim_v[] = {B, NKV, SKV, D2}, dim_o[] = {B, NQ, SQ, D2};
+static const int64_t dim_s[] = {B, NQ, SQ, LAST}, dim_pse[] = {1, NQ, SQ, SKV}, dim_sink[] = {NQ};
+
+enum { IQ, IK, IV, IPSE, ISINK, IDY, IOUT, IMAX, ISUM, IDQ, IDK, IDV, IDPSE, IDSINK, NBUF };
+static const struct {
+    const int64_t *dims;
+    int rank;
+} form[NBUF] = {{dim_q, 4}, {dim_k, 4}, {dim_v, 4},   {dim_pse, 4}, {dim_sink, 1},
+                {dim_o, 4}, {dim_o, 4}, {dim_s, 4},   {dim_s, 4},   {dim_q, 4},
+                {dim_k, 4}, {dim_v, 4}, {dim_pse, 4}, {dim_sink, 1}};
+
+struct problem {
+    dvm_attn a;
+    dvm_arg arg[NBUF];
+    const dvm_arg *out[3], *grad[5];
+};
+
+static size_t count(const dvm_arg *a) {
+    size_t n = 1;
+    for (int i = 0; i < a->rank; i++) n *= (size_t)a->dims[i];
+    return n;
+}
+
+static void open_problem(struct problem *p) {
+    uint64_t seed = 7;
+    *p = (struct problem){0};
+    for (int i = 0; i < NBUF; i++) {
+        p->arg[i] = (dvm_arg){.dims = form[i].dims, .rank = form[i].rank, .dtype = DVM_F32};
+        size_t n = count(&p->arg[i]);
+        float *f = malloc(n * sizeof *f);
+        assert_non_null(f);
+        for (size_t j = 0; j < n; j++) f[j] = i < IOUT ? rnd(&seed) : NAN;
+        p->arg[i].data = f;
+    }
+    p->a = (dvm_attn){.query = &p->arg[IQ],
+                      .key = &p->arg[IK],
+                      .value = &p->arg[IV],
+                      .pse = &p->arg[IPSE],
+                      .sink = &p->arg[ISINK],
+                      .dy = &p->arg[IDY],
+                      .attention_in = &p->arg[IOUT],
+                      .softmax_max = &p->arg[IMAX],
+                      .softmax_sum = &p->arg[ISUM],
+                      .head_num = NQ,
+                      .input_layout = "BNSD",
+                      .scale = 0.2,
+                      .keep_prob = 0.8,
+                      .sparse_mode = 4,
+                      .pre_tockens = 150,
+                      .next_tockens = 20,
+                      .seed = 5,
+                      .numels = (int64_t)B * NQ * SQ * SKV};
+    for (int i = 0; i < 3; i++) p->out[i] = &p->arg[IOUT + i];
+    for (int i = 0; i < 5; i++) p->grad[i] = &p->arg[IDQ + i];
+}
+
+static void close_problem(struct problem *p) {
+    for (int i = 0; i < NBUF; i++) free(p->arg[i].data);
+}
+
+static dvm_status run(dvm_ctx *ctx, struct problem *p) {
+    dvm_status st = dvm_attn_forward(ctx, &p->a, p->out);
+    return st == DVM_OK ? dvm_attn_backward(ctx, &p->a, p->grad) : st;
+}
+
+static uint64_t hash(const struct problem *p) {
+    uint64_t h = 14695981039346656037u;
+    for (int i = IOUT; i < NBUF; i++) {
+        const uint32_t *u = p->arg[i].data;
+        for (size_t j = 0; j < count(&p->arg[i]); j++) {
+            float f = ((const float *)p->arg[i].data)[j];
+            if (!isfinite(f)) fail_msg("buffer %d, element %zu is %g", i, j, (double)f);
+            h = (h ^ u[j]) * 1099511628211u;
+        }
+    }
+    return h;
+}
+
+/* ---- bits --------------------------------------------------------------------------------------------------------- */
+
+static void test_levels_and_threads(void **state) {
+    static const char *const isa[] = {"base", "avx2", "avx512"};
+    static const int threads[] = {1, 2, 3, 16};
+    uint64_t want = 0;
+    int levels = 0;
+    (void)state;
+    for (int l = 0; l < 3; l++)
+        for (int t = 0; t < 4; t++) {
+            dvm_options o = {.isa = isa[l], .threads = threads[t]};
+            dvm_ctx *ctx;
+            if (dvm_ctx_create(&o, &ctx) != DVM_OK) continue;
+            struct problem p;
+            open_problem(&p);
+            if (run(ctx, &p)) fail_msg("%s", dvm_error_text());
+            uint64_t h = hash(&p);
+            if (levels++ == 0) want = h;
+            if (h != want) fail_msg("level %s, %d threads: other bits", isa[l], threads[t]);
+            close_problem(&p);
+            dvm_ctx_destroy(&ctx);
+        }
+    assert_true(levels >= 4);
+}
+
+static dvm_ctx *shared;
+static void *caller(void *arg) {
+    for (int i = 0; i < 3; i++)
+        if (run(shared, arg)) return arg;
+    return NULL;
+}
+
+static void test_callers_at_once(void **state) {
+    dvm_options o = {.threads = 3};
+    struct problem p[3];
+    pthread_t t[3];
+    (void)state;
+    assert_int_equal(dvm_ctx_create(&o, &shared), DVM_OK);
+    for (int i = 0; i < 3; i++) open_problem(&p[i]);
+    for (int i = 0; i < 3; i++) assert_int_equal(pthread_create(&t[i], NULL, caller, &p[i]), 0);
+    for (int i = 0; i < 3; i++) {
+        void *bad;
+        pthread_join(t[i], &bad);
+        assert_null(bad);
+        assert_true(hash(&p[i]) == hash(&p[0]));
+    }
+    for (int i = 0; i < 3; i++) close_problem(&p[i]);
+    dvm_ctx_destroy(&shared);
+}
+
+/* ---- memory ------------------------------------------------------------------------------------------------------- */
+
+static void test_out_of_memory(void **state) {
+    dvm_status st = DVM_ERR_NOMEM;
+    struct problem p;
+    (void)state;
+    open_problem(&p);
+    for (long n = 1; st != DVM_OK; n++) {
+        struct balance b = {0};
+        dvm_options o = {.threads = 2, .alloc = balance_alloc, .alloc_user = &b};
+        dvm_ctx *ctx;
+        assert_int_equal(dvm_ctx_create(&o, &ctx), DVM_OK);
+        b.fail = b.calls + n;
+        st = run(ctx, &p);
+        if (st != DVM_OK) assert_int_equal(st, DVM_ERR_NOMEM);
+        dvm_ctx_destroy(&ctx);
+        assert_int_equal(b.bytes, 0);
+        assert_true(n < 100);
+    }
+    close_problem(&p);
+}
+
+/* Keys and values of which only the rows from `first` on, up to the end of a page, may be touched. */
+struct fence {
+    char *map, *p;
+    size_t size;
+};
+static struct fence fence(int64_t rows, int64_t features, int64_t first) {
+    size_t page = (size_t)sysconf(_SC_PAGESIZE), bytes = (size_t)(rows * features) * 4;
+    size_t body = (bytes + page - 1) / page * page, dead;
+    struct fence f = {.size = body + page};
+    f.map = mmap(NULL, f.size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    assert_true(f.map != MAP_FAILED);
+    f.p = f.map + body - bytes;
+    for (size_t i = 0; i < bytes / 4; i++) ((float *)(void *)f.p)[i] = (float)(i % 7);
+    dead = (size_t)(f.p - f.map) + (size_t)(first * features) * 4;
+    assert_int_equal(dead % page, 0);
+    assert_int_equal(mprotect(f.map, dead, PROT_NONE), 0);
+    assert_int_equal(mprotect(f.map + body, page, PROT_NONE), 0);
+    return f;
+}
+
+/* 64 floats a row are 16 rows a page: the window begins at a page in the middle of a tile. */
+static void test_unseen_keys_are_not_read(void **state) {
+    enum { S = 1024, ROWS = 16, FIRST = 1024 - 160, F = 64 };
+    static const int64_t dq[] = {1, 1, ROWS, F}, dk[] = {1, 1, S, F}, ds[] = {1, 1, ROWS, LAST};
+    static float q[ROWS * F], g[ROWS * F], o[ROWS * F], m[ROWS * LAST], l[ROWS * LAST];
+    static float gq[ROWS * F], gk[S * F], gv[S * F];
+    struct fence k = fence(S, F, FIRST), v = fence(S, F, FIRST);
+    dvm_arg aq = {.data = q, .dims = dq, .rank = 4, .dtype = DVM_F32}, ag = aq, ao = aq, agq = aq;
+    dvm_arg ak = {.data = k.p, .dims = dk, .rank = 4, .dtype = DVM_F32}, av = ak, agk = ak,
+            agv = ak;
+    dvm_arg am = {.data = m, .dims = ds, .rank = 4, .dtype = DVM_F32}, al = am;
+    dvm_ctx *ctx;
+    (void)state;
+    av.data = v.p, ag.data = g, ao.data = o, agq.data = gq, agk.data = gk, agv.data = gv;
+    al.data = l;
+    dvm_attn a = {.query = &aq,
+                  .key = &ak,
+                  .value = &av,
+                  .dy = &ag,
+                  .attention_in = &ao,
+                  .softmax_max = &am,
+                  .softmax_sum = &al,
+                  .head_num = 1,
+                  .input_layout = "BNSD",
+                  .scale = 1,
+                  .keep_prob = 1,
+                  .sparse_mode = 4,
+                  .pre_tockens = 144};
+    assert_int_equal(dvm_ctx_create(NULL, &ctx), DVM_OK);
+    for (int threads = 1; threads < 4; threads += 2) {
+        assert_int_equal(dvm_ctx_set_threads(ctx, threads), DVM_OK);
+        assert_int_equal(dvm_attn_forward(ctx, &a, (const dvm_arg *const[]){&ao, &am, &al}),
+                         DVM_OK);
+        assert_true(l[0] == 145); /* keys 864 .. 1008 */
+        assert_int_equal(
+            dvm_attn_backward(ctx, &a, (const dvm_arg *const[]){&agq, &agk, &agv, NULL, NULL}),
+            DVM_OK);
+    }
+    dvm_ctx_destroy(&ctx);
+    munmap(k.map, k.size);
+    munmap(v.map, v.size);
+}
+
+/* ---- refusals ----------------------------------------------------------------------------------------------------- */
+
+static bool untouched(const struct problem *p) {
+    for (int i = IOUT; i < NBUF; i++)
+        for (size_t j = 0; j < count(&p->arg[i]); j++)
+            if (!isnan(((const float *)p->arg[i].data)[j])) return false;
+    return true;
+}
+
+static void refuse(dvm_ctx *ctx, struct problem *p, dvm_status want, const char *text) {
+    dvm_status st = dvm_attn_forward(ctx, &p->a, p->out);
+    if (st != want || !strstr(dvm_error_text(), text))
+        fail_msg("status %d, text \"%s\"; wanted %d, \"%s\"", (int)st, dvm_error_text(), (int)want,
+                 text);
+    assert_true(untouched(p));
+}
+
+static void test_refusals(void **state) {
+    struct problem p;
+    dvm_ctx *ctx;
+    dvm_attn_shape s;
+    (void)state;
+    assert_int_equal(dvm_ctx_create(NULL, &ctx), DVM_OK);
+    open_problem(&p);
+    const dvm_attn good = p.a;
+    assert_int_equal(dvm_attn_infer(&good, 0, &s), DVM_OK);
+    assert_int_equal(s.numels, good.numels);
+    assert_int_equal(dvm_attn_infer(NULL, 0, &s), DVM_ERR_ARG);
+    assert_int_equal(dvm_attn_infer(&good, 0, NULL), DVM_ERR_ARG);
+    assert_int_equal(dvm_attn_forward(NULL, &good, p.out), DVM_ERR_ARG);
+    assert_int_equal(dvm_attn_backward(ctx, &good, NULL), DVM_ERR_ARG);
+
+    p.a.key = NULL;
+    refuse(ctx, &p, DVM_ERR_ARG, "key is missing");
+    p.a = good;
+    p.a.input_layout = NULL;
+    refuse(ctx, &p, DVM_ERR_ARG, "The input_layout should be");
+    p.a = good;
+    dvm_arg none = p.arg[IK];
+    none.data = NULL;
+    p.a.key = &none;
+    refuse(ctx, &p, DVM_ERR_ARG, "key has no data");
+    p.a = good;
+    p.out[0] = p.a.dy; /* same shape */
+    p.a.value = &p.arg[IV];
+    dvm_arg same = p.arg[IOUT];
+    same.data = p.arg[IV].data;
+    p.out[0] = &same;
+    refuse(ctx, &p, DVM_ERR_OVERLAP, "attention_out shares memory with value");
+    p.out[0] = &p.arg[IOUT];
+    const dvm_arg *const twice[5] = {p.grad[0], p.grad[1], p.grad[2], NULL, p.grad[0]};
+    assert_int_equal(dvm_attn_backward(ctx, &p.a, twice), DVM_ERR_SHAPE);
+    p.a.numels = 1;
+    assert_int_equal(dvm_attn_backward(ctx, &p.a, p.grad), DVM_ERR_ARG);
+    assert_non_null(strstr(dvm_error_text(), "numels must be"));
+    assert_true(untouched(&p));
+    close_problem(&p);
+    dvm_ctx_destroy(&ctx);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_levels_and_threads), cmocka_unit_test(test_callers_at_once),
+        cmocka_unit_test(test_out_of_memory),      cmocka_unit_test(test_unseen_keys_are_not_read),
+        cmocka_unit_test(test_refusals),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
