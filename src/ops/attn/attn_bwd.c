@@ -72,6 +72,7 @@ static void row(struct attn_work *w, const struct backward *f, const struct attn
     if (keys) {
         float max = *dvm_attn_stat(at, &at->max, q, blk->b, n, i);
         float sum = *dvm_attn_stat(at, &at->sum, q, blk->b, n, i);
+        if (isnan(max)) max = 0; /* the sum is NaN too; what the row does not see stays 0 */
         w->k->weights(s + a, max, 1 / sum, b - a);
         if (at->dropout) {
             dvm_attn_drop_row(w, blk, t, r);

@@ -117,7 +117,7 @@ static void end(struct attn_work *w, struct state *st) {
         else if (l == 0)
             put(w, &st->blk, r, -FLT_MAX, FLT_MAX);
         else
-            put(w, &st->blk, r, st->m[r], l);
+            put(w, &st->blk, r, st->m[r] == -INFINITY ? NAN : st->m[r], l); /* scores were NaN */
         if (l != 0) w->k->scale(st->o + r * pitch, 1 / l, s->d2);
     }
     dvm_attn_store_rows(w, &s->o, &st->blk, st->o, s->d2);
