@@ -238,13 +238,15 @@ static void bench_chains(void) {
 
 /* ---- emission */
 
-static void mixed(struct prog *p, int mode) {
+/* 60 operations, every `each`-th one a function. */
+static void mixed(struct prog *p, int mode, int each) {
     static const uint8_t fns[] = {DVM_OP_EXP, DVM_OP_TANH, DVM_OP_SIGMOID, DVM_OP_ERF,
                                   DVM_OP_RSQRT};
     start(p, mode);
     int x[2] = {load(p, DVM_BF16, DVM_OPND_CONTIG), load(p, DVM_BF16, DVM_OPND_ROW)}, v = x[0];
     for (int i = 0; i < 60; i++)
-        v = i % 12 == 11 ? ins(p, fns[i / 12], DVM_VT_F32, v, 0, 0) : chain_step(p, i, v, x);
+        v = i % each == each - 1 ? ins(p, fns[i / each % (int)DVM_COUNT(fns)], DVM_VT_F32, v, 0, 0)
+                                 : chain_step(p, i, v, x);
     if (mode == DVM_MODE_ROW) {
         int o = opnd(p, DVM_F32, DVM_OPND_ROW, DVM_ROLE_FOLD);
         ins(p, DVM_BC_FOLD, DVM_VT_F32, v, DVM_OP_SUM, o);
@@ -279,10 +281,12 @@ static void bench_emission(void) {
     time_emission("chain of 8", &p.s);
     chain(&p, 64);
     time_emission("chain of 64", &p.s);
-    mixed(&p, DVM_MODE_MAP);
+    mixed(&p, DVM_MODE_MAP, 12);
     time_emission("64 with 5 transcendentals", &p.s);
-    mixed(&p, DVM_MODE_ROW);
+    mixed(&p, DVM_MODE_ROW, 12);
     time_emission("64 with 5 transcendentals, sum", &p.s);
+    mixed(&p, DVM_MODE_MAP, 3);
+    time_emission("64 with 20 transcendentals", &p.s);
 }
 
 /* ---- reductions and functions: nanoseconds and bytes read a nanosecond */
@@ -371,7 +375,7 @@ static void bench_functions(void) {
                                   DVM_OP_COS,   DVM_OP_TANH,  DVM_OP_SIGMOID, DVM_OP_ERF,
                                   DVM_OP_SQRT,  DVM_OP_RECIP, DVM_OP_RELU,    DVM_OP_SIGN,
                                   DVM_OP_POW,   DVM_OP_DIV,   DVM_OP_MAX,     DVM_OP_REM};
-    static const int f32[] = {4, 4, 4, 4}, bf16[] = {2, 2};
+    static const int f32[] = {4, 4, 4, 4}, bf16[] = {2, 2, 2};
     static struct prog p;
     for (size_t k = 0; k < DVM_COUNT(fns); k++) {
         bool two = fns[k] == DVM_OP_POW || fns[k] == DVM_OP_DIV || fns[k] == DVM_OP_MAX ||
@@ -382,6 +386,12 @@ static void bench_functions(void) {
         store(&p, DVM_F32, ins(&p, fns[k], DVM_VT_F32, x, y, 0));
         time_box(dvm_op_name((dvm_op)fns[k]), &p, 1, 4096, f32);
     }
+    mixed(&p, DVM_MODE_MAP, 12);
+    p.opnd[1].kind = DVM_OPND_CONTIG;
+    time_box("60 with 5 functions", &p, 1, 4096, bf16);
+    mixed(&p, DVM_MODE_MAP, 3);
+    p.opnd[1].kind = DVM_OPND_CONTIG;
+    time_box("60 with 20 functions", &p, 1, 4096, bf16);
     start(&p, DVM_MODE_MAP);
     store(&p, DVM_BF16,
           ins(&p, DVM_OP_RELU, DVM_VT_F32, load(&p, DVM_BF16, DVM_OPND_CONTIG), 0, 0));

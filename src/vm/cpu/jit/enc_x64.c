@@ -288,6 +288,14 @@ int dvm_x_jump(struct dvm_enc *e, enum dvm_x_cond c) {
     return at;
 }
 
+int dvm_x_call_near(struct dvm_enc *e) {
+    if (!room(e)) return 0;
+    e->p = put8(e->p, 0xe8);
+    int at = dvm_enc_at(e);
+    e->p = put32(e->p, 0);
+    return at;
+}
+
 void dvm_x_land(struct dvm_enc *e, int jump) {
     if (DVM_UNLIKELY(e->a64)) {
         dvm_a64_land(e, jump);

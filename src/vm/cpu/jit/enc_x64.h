@@ -102,6 +102,8 @@ void dvm_x_bzhi(struct dvm_enc *e, int d, int a, int b);
 void dvm_x_push(struct dvm_enc *e, int reg);
 void dvm_x_pop(struct dvm_enc *e, int reg);
 void dvm_x_call(struct dvm_enc *e, int reg);
+/* Call of code further on: the result goes to dvm_x_land there. Not AArch64. */
+int dvm_x_call_near(struct dvm_enc *e);
 void dvm_x_ret(struct dvm_enc *e);
 void dvm_x_vzeroupper(struct dvm_enc *e);
 void dvm_x_sfence(struct dvm_enc *e);

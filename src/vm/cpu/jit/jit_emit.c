@@ -80,9 +80,15 @@ static int evict(struct dvm_je *e, int cls) {
     return best;
 }
 
+/* What lives on is better off where no routine comes. */
+static int first_of(const struct dvm_je *e, int cls, uint32_t set) {
+    uint32_t safe = cls == J_V ? set & ~e->subs : set;
+    return __builtin_ctz(safe ? safe : set);
+}
+
 int dvm_j_take(struct dvm_je *e, int cls) {
     uint32_t set = e->free[cls] & ~e->lock[cls];
-    int r = set ? __builtin_ctz(set) : evict(e, cls);
+    int r = set ? first_of(e, cls, set) : evict(e, cls);
     e->free[cls] &= ~(1u << r);
     e->lock[cls] |= 1u << r;
     return r;
@@ -110,6 +116,25 @@ void dvm_j_evict_all(struct dvm_je *e) {
 
 static uint32_t owned(const struct dvm_je *e, int cls) {
     return all_regs(e, cls) & ~(e->free[cls] | reserved(e, cls));
+}
+
+void dvm_j_vacate(struct dvm_je *e) {
+    for (uint32_t set = owned(e, J_V) & e->subs; set; set &= set - 1) {
+        int r = __builtin_ctz(set), u = e->owner_u[J_V][r];
+        dvm_vid v = e->owner[J_V][r];
+        uint32_t to = e->free[J_V] & ~e->lock[J_V] & ~e->subs;
+        if (local(e, v) && !to) save(e, J_V, r);
+        drop_register(e, J_V, r);
+        if (!local(e, v) || !to) continue;
+        int t = __builtin_ctz(to);
+        dvm_x_vec(&e->e, X_VMOVAPS, e->full, t, 0, dvm_x_reg(r), 0);
+        e->free[J_V] &= ~(1u << t);
+        own(e, v, u, t);
+    }
+    for (uint32_t set = owned(e, J_K); set; set &= set - 1) {
+        save(e, J_K, __builtin_ctz(set));
+        drop_register(e, J_K, __builtin_ctz(set));
+    }
 }
 
 void dvm_j_save_all(struct dvm_je *e) {
@@ -236,7 +261,7 @@ int dvm_j_dest_near(struct dvm_je *e, dvm_vid v, int u, int near) {
     }
     /* operands that ended here may be overwritten: the instruction reads before it writes */
     uint32_t set = e->free[x->cls];
-    int r = near >= 0 && set >> near & 1 ? near : set ? __builtin_ctz(set) : evict(e, x->cls);
+    int r = near >= 0 && set >> near & 1 ? near : set ? first_of(e, x->cls, set) : evict(e, x->cls);
     e->free[x->cls] &= ~(1u << r);
     own(e, v, u, r);
     return r;
@@ -473,9 +498,7 @@ void dvm_j_begin_list(struct dvm_je *e, int list) {
     for (int cls = J_V; cls <= J_K; cls++) e->free[cls] = all_regs(e, cls) & ~reserved(e, cls);
 }
 
-void dvm_j_emit(struct dvm_je *e, int list) {
-    const struct dvm_mlist *l = &e->b->list[list];
-    dvm_j_begin_list(e, list);
+static void operations(struct dvm_je *e, const struct dvm_mlist *l) {
     int each = e->by_unit ? 1 : e->unroll;
     for (int first = 0; first < e->unroll; first += each)
         for (uint32_t k = 0; k < l->n && !e->b->failed && !e->e.full; k++) {
@@ -483,4 +506,24 @@ void dvm_j_emit(struct dvm_je *e, int list) {
             if (DVM_UNLIKELY(e->noting)) dvm_j_note(e, l->p[k].from);
             for (int u = first; u < first + each; u++) one(e, &l->p[k], u);
         }
+}
+
+void dvm_j_emit(struct dvm_je *e, int list) {
+    dvm_j_begin_list(e, list);
+    operations(e, &e->b->list[list]);
+}
+
+void dvm_j_emit_sub(struct dvm_je *e, int k) {
+    const struct dvm_jsub *s = &e->b->sub[k];
+    dvm_j_begin_list(e, J_SUBS + k);
+    e->free[J_V] &= e->subs;
+    for (int i = 0; i < 2 && s->in[i]; i++) {
+        own(e, s->in[i], 0, i);
+        e->free[J_V] &= ~(1u << i);
+    }
+    operations(e, &e->b->list[J_SUBS + k]);
+    e->lock[J_V] = 0;
+    int r = dvm_j_get(e, s->out, 0);
+    if (r) dvm_x_vec(&e->e, X_VMOVAPS, e->full, 0, 0, dvm_x_reg(r), 0);
+    dvm_x_ret(&e->e);
 }

@@ -21,6 +21,7 @@ struct dvm_je {
     struct dvm_enc e;
     unsigned full;       /* X_512 or X_256 */
     int nreg;            /* vector registers to give out */
+    uint32_t subs;       /* those of routines, the lowest, if there are any */
     int tail;            /* AVX2, NEON: register with the mask of the tail */
     uint32_t pins, accs; /* registers of hoisted values; of accumulators */
     int unroll;          /* units emitted for each operation */
@@ -71,6 +72,8 @@ void dvm_j_list(const struct dvm_je *e, int entry, struct dvm_text *out);
 
 /* jit_emit.c. Appends the operations of a list. */
 void dvm_j_emit(struct dvm_je *e, int list);
+/* Routine k; its own registers only. */
+void dvm_j_emit_sub(struct dvm_je *e, int k);
 /* Constants that have a register for the whole loop. */
 void dvm_j_load_pinned(struct dvm_je *e);
 /* No value of a list is in a register yet. */
@@ -91,6 +94,8 @@ void dvm_j_alias(struct dvm_je *e, dvm_vid v, int u, int r);
 bool dvm_j_from_memory(const struct dvm_je *e, int op, dvm_vid v, int u);
 struct dvm_x_rm dvm_j_operand(struct dvm_je *e, int op, dvm_vid v, int u, unsigned *attr);
 void dvm_j_evict_all(struct dvm_je *e);
+/* Values leave the registers of routines. */
+void dvm_j_vacate(struct dvm_je *e);
 /* All values in registers to the frame as well; registers as they are now; only those still so, and values first .. end
  * (not), stay. */
 void dvm_j_save_all(struct dvm_je *e);

@@ -89,21 +89,22 @@ static const float TRIG_BOUND = 0x1p17f;
 /* Sine and cosine of moderate arguments are a quarter of the work of those for all arguments, and give the same bits
  * there; the rest is jumped over when no lane needs it. */
 static dvm_vid trig(struct dvm_jb *b, bool cosine, dvm_vid x) {
-    if (b->neon || dvm_j_list_of(b, x) < J_BODY) return cosine ? x_cos(b, x) : x_sin(b, x);
+    int list = dvm_j_list_of(b, x);
+    if (b->neon || list < J_BODY) return cosine ? x_cos(b, x) : x_sin(b, x);
     dvm_vid near = cosine ? x_cos_small(b, x) : x_sin_small(b, x);
     dvm_vid size = dvm_j_and(b, x, dvm_j_const32(b, 0x7fffffff));
     dvm_vid all = dvm_j_cmpf(b, size, constant(b, TRIG_BOUND), J_F_LE);
     struct dvm_mi skip = {.op = M_SKIP, .a = all}, end = {.op = M_SKIP_END};
-    b->skips = true;
-    dvm_j_add(b, J_BODY, &skip);
+    b->skips |= list == J_BODY;
+    dvm_j_add(b, list, &skip);
     end.disp = (int32_t)b->nval;
     dvm_vid far = cosine ? x_cos(b, x) : x_sin(b, x);
     end.o = (uint16_t)b->nval;
-    dvm_j_add(b, J_BODY, &end);
+    dvm_j_add(b, list, &end);
     return dvm_j_sel(b, all, near, far);
 }
 
-dvm_vid dvm_j_expand(struct dvm_jb *b, int op, dvm_vid x, dvm_vid y) {
+static dvm_vid expand(struct dvm_jb *b, int op, dvm_vid x, dvm_vid y) {
     switch (op) {
     case DVM_OP_RSQRT: return x_rsqrt(b, x);
     case DVM_OP_EXP: return x_exp(b, x);
@@ -120,4 +121,75 @@ dvm_vid dvm_j_expand(struct dvm_jb *b, int op, dvm_vid x, dvm_vid y) {
     case DVM_OP_POW: return x_pow(b, x, y);
     default: return 0;
     }
+}
+
+/* ---- routines: a long strip with many functions has each of them once, and calls it */
+
+enum {
+    LONG = 160, /* micro-operations: shorter bodies are faster with everything in place */
+    MOST_CALLS = J_MAX_CALLS / 2 /* the body is emitted twice at most */
+};
+
+/* Micro-operations of a function, roughly; 0: not one. */
+static int length(int op) {
+    switch (op) {
+    case DVM_OP_RSQRT: return 10;
+    case DVM_OP_EXP:
+    case DVM_OP_EXP2: return 25;
+    case DVM_OP_EXPM1:
+    case DVM_OP_LOG:
+    case DVM_OP_LOG2:
+    case DVM_OP_LOG1P:
+    case DVM_OP_TANH:
+    case DVM_OP_SIGMOID:
+    case DVM_OP_ERF: return 40;
+    case DVM_OP_SIN:
+    case DVM_OP_COS:
+    case DVM_OP_POW: return 120;
+    default: return 0;
+    }
+}
+
+void dvm_j_choose_subs(struct dvm_jb *b) {
+    int count[DVM_NOP] = {0}, total = b->s->nins;
+    if (b->neon) return; /* calls need the link register there */
+    for (int k = 0; k < b->s->nins; k++) {
+        const struct dvm_ins *i = &b->s->ins[k];
+        if (i->op >= DVM_NOP || i->type != DVM_VT_F32 || !length(i->op)) continue;
+        count[i->op]++;
+        total += length(i->op);
+    }
+    for (int op = 0; op < DVM_NOP && total > LONG; op++) /* AVX2 emits the body for the tail too */
+        b->as_sub[op] = count[op] > b->z && count[op] <= MOST_CALLS;
+}
+
+static struct dvm_jsub *new_sub(struct dvm_jb *b, int op) {
+    int list = J_SUBS + b->nsub, floor = b->floor;
+    if (!b->sub) b->sub = dvm_arena_raw(b->arena, J_MAX_SUBS * sizeof *b->sub);
+    if (!b->sub) {
+        b->failed = b->no_memory = true;
+        return NULL;
+    }
+    struct dvm_jsub *s = &b->sub[b->nsub++];
+    *s = (struct dvm_jsub){.op = (uint8_t)op, .in = {dvm_j_value(b, J_V, list)}};
+    if (op == DVM_OP_POW) s->in[1] = dvm_j_value(b, J_V, list);
+    b->floor = list;
+    s->out = expand(b, op, s->in[0], s->in[1]);
+    b->floor = floor;
+    if (!b->failed) b->val[s->out].last = INT32_MAX; /* wanted at the end */
+    return s;
+}
+
+dvm_vid dvm_j_expand(struct dvm_jb *b, int op, dvm_vid x, dvm_vid y) {
+    bool two = op == DVM_OP_POW,
+         body = b->val[x].list == J_BODY || (two && b->val[y].list == J_BODY);
+    int k = 0;
+    if (!b->as_sub[op] || !body) return expand(b, op, x, y);
+    while (k < b->nsub && b->sub[k].op != op) k++;
+    if (k == b->nsub && (k == J_MAX_SUBS || !new_sub(b, op)))
+        return b->failed ? 0 : expand(b, op, x, y);
+    return dvm_j_op(
+        b, J_V,
+        (struct dvm_mi){
+            .op = M_SUB, .attr = (uint8_t)b->len, .o = (uint16_t)k, .a = x, .b = two ? y : 0});
 }

@@ -7,6 +7,7 @@
  *   CALL   once a call: literals, parameters, operands that never move
  *   ROW    once a row: operands that do not move along a row
  *   BODY   for every vector of elements; unrolled by emitting each one for several vectors in turn
+ *   SUBS   a function that the body needs often, as a routine of its own, called with operands in registers
  *   END    ROW strips: after every block of 1024 elements, folds the lanes; COL strips: after the last row, stores
  * A value of an outer list that an inner one uses is "hoisted": it has a register for the whole loop or a slot in the
  * frame (constants: a place in the pool), from where most instructions take it as a memory operand. */
@@ -16,11 +17,13 @@
 #include "code/strip.h"
 #include "vm/cpu/jit/enc_x64.h"
 
-enum { J_CALL, J_ROW, J_BODY, J_END, J_NLIST };
+enum { J_MAX_SUBS = 12 };
+enum { J_CALL, J_ROW, J_BODY, J_END, J_SUBS, J_NLIST = J_SUBS + J_MAX_SUBS };
 enum { J_MAX_SCANS = 32, J_SCAN_BYTES = 192 };
 enum { J_S_LOCAL = 0, J_S_LAST = 8, J_S_CARRY = 16, J_S_BUF = 64 }; /* state of a scan */
 enum { J_V, J_K };                                                  /* register classes */
 enum { J_MAX_UNITS = 16 };
+enum { J_MAX_CALLS = 120 }; /* of a routine */
 enum { J_MAX_VALUES = 60000, J_MAX_FOLDS = 32 };
 
 typedef uint16_t dvm_vid; /* value, 0 none */
@@ -40,6 +43,7 @@ enum dvm_mop {
     M_PICK,     /* like M_CALL: elements of operand o at indices a (and b); imm: indices are i64 */
     M_PICK_ROW, /* base of operand o = its element a, for the whole row; imm as above */
     M_FMS,      /* d = a * b - c (not AArch64) */
+    M_SUB,      /* d = routine o of a (and b) */
     M_SKIP,     /* where mask a is true in all lanes, go on behind M_SKIP_END */
     M_SKIP_END, /* values disp .. o (first not) were made in between, and are nothing when it was skipped */
     M_UMULH, /* d = high half of the unsigned products of a and b (AArch64) */
@@ -104,6 +108,14 @@ struct dvm_jfold {
     int32_t part;  /* offset in a part record */
 };
 
+/* A routine: its operands arrive in vector registers 0 and 1, its result leaves in 0. */
+struct dvm_jsub {
+    uint8_t op;
+    dvm_vid in[2], out;
+    int32_t jump[J_MAX_CALLS]; /* calls of it, to be landed */
+    int njump;
+};
+
 struct dvm_jacc {
     dvm_vid ident;           /* constant that it starts from */
     bool wide, high;         /* 64-bit lanes: low or high half of a unit */
@@ -144,7 +156,9 @@ struct dvm_jb {
     struct dvm_jacc acc[3 * J_MAX_FOLDS];
     int32_t band_at[3 * J_MAX_FOLDS]; /* COL: accumulator -> offset in the band memory */
     int32_t band_cols;
-    int nfold, nacc, nscan;
+    int nfold, nacc, nscan, nsub;
+    struct dvm_jsub *sub;
+    bool as_sub[DVM_NOP];      /* operations that become routines */
     int32_t scan[J_MAX_SCANS]; /* their states */
     uint8_t scan_vt[J_MAX_SCANS];
     int32_t frame;         /* bytes of the frame given out */
@@ -247,6 +261,8 @@ enum { J_I_EQ, J_I_LT, J_I_LE, J_I_NE = 4, J_I_GE, J_I_GT };
 
 /* jit_expand.c: transcendental rows of ops.def. 0: not one of them. */
 dvm_vid dvm_j_expand(struct dvm_jb *b, int op, dvm_vid x, dvm_vid y);
+/* Decides, before anything is lowered, which of them become routines. */
+void dvm_j_choose_subs(struct dvm_jb *b);
 /* jit_lower.c, jit_lower64.c, jit_memory.c, jit_fold.c */
 dvm_status dvm_j_lower(struct dvm_jb *b);
 dvm_vid dvm_j_f32(struct dvm_jb *b, int op, const dvm_vid v[3]);

@@ -447,7 +447,25 @@ static void fold_columns(struct dvm_je *e, const struct dvm_jplan *p) {
     e->acc_regs = false;
 }
 
+/* Behind the function. Slots that were given back may be in use where a routine is called. */
+static void routines(struct dvm_je *e) {
+    int nreg = e->nreg;
+    e->unroll = 1;
+    e->acc_regs = false;
+    for (int k = 0; k < e->b->nsub; k++) {
+        struct dvm_jsub *s = &e->b->sub[k];
+        e->nspare = 0;
+        e->nreg = __builtin_popcount(e->subs);
+        dvm_x_align(&e->e, 32);
+        dvm_j_label(e, "routine");
+        for (int i = 0; i < s->njump; i++) dvm_x_land(&e->e, s->jump[i]);
+        dvm_j_emit_sub(e, k);
+    }
+    e->nreg = nreg;
+}
+
 void dvm_j_function(struct dvm_je *e, const struct dvm_jplan *p, int32_t parts) {
+    for (int k = 0; k < e->b->nsub; k++) e->b->sub[k].njump = 0;
     e->unroll = 1;
     e->by_unit = p->by_unit;
     give_bases(e);
@@ -460,4 +478,5 @@ void dvm_j_function(struct dvm_je *e, const struct dvm_jplan *p, int32_t parts) 
     default: fold_columns(e, p); break;
     }
     leave(e, p);
+    routines(e);
 }

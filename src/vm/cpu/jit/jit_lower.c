@@ -350,6 +350,7 @@ static int last_load(const struct dvm_strip *s) {
 
 dvm_status dvm_j_lower(struct dvm_jb *b) {
     int last = last_load(b->s);
+    dvm_j_choose_subs(b);
     for (int k = 0; k < b->s->nins; k++) {
         b->from = (uint16_t)k;
         if (!instruction(b, k) && !b->failed) {

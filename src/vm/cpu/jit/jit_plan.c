@@ -64,7 +64,7 @@ static bool place_units(const struct dvm_je *e, struct dvm_jplan *p, int units, 
 /* Units of a map: enough to hide the loop, as long as nothing spills. */
 static int map_units(const struct dvm_je *e, const int most[2]) {
     int n = (int)e->b->list[J_BODY].n, hoisted = DVM_MIN(most_hoisted(e->b), 6);
-    if (e->b->calls || e->b->nscan || e->b->skips) return 1;
+    if (e->b->calls || e->b->nscan || e->b->skips || e->b->nsub) return 1;
     for (int u = 4; u > 1; u /= 2)
         if (u * n <= MAP_BODY && fits(e, u, most, hoisted)) return u;
     return 1;
@@ -84,7 +84,7 @@ static void plan_units(struct dvm_je *e, struct dvm_jplan *p) {
         p->stream = !b->neon && n * p->unroll <= STREAM_BODY && !b->calls && !b->nscan;
         return;
     }
-    if (b->calls || b->nscan || b->skips) return;
+    if (b->calls || b->nscan || b->skips || b->nsub) return;
     if (b->s->mode == DVM_MODE_ROW) {
         int u = DVM_TREE_LANES / b->width;
         if (b->nacc == 0)
@@ -117,6 +117,7 @@ static void place_hoisted(struct dvm_je *e, const struct dvm_jplan *p) {
     int r = e->nreg, count[MOST + 1] = {0}, limit = MOST;
     int room = e->nreg - __builtin_popcount(e->accs) -
                DVM_MAX((p->by_unit ? 1 : p->unroll) * p->pressure + TEMPS, LEAST);
+    if (e->subs) room = e->nreg - __builtin_popcount(e->subs) - TEMPS - 1;
     if (b->calls || room < 0) room = 0; /* a C function may change every vector register */
     for (uint32_t v = 1; v < b->nval; v++) {
         const struct dvm_jval *x = &b->val[v];
@@ -139,6 +140,7 @@ static void place_hoisted(struct dvm_je *e, const struct dvm_jplan *p) {
 }
 
 void dvm_j_plan(struct dvm_je *e, struct dvm_jplan *p) {
+    if (e->b->nsub) e->subs = e->b->z ? 0xfff : 0xff;
     plan_units(e, p);
     place_accs(e, p);
     place_hoisted(e, p);

@@ -250,6 +250,30 @@ static void scan(struct dvm_je *e, const struct dvm_mi *m, int u) {
     dvm_j_untake(e, J_V, carry);
 }
 
+/* ---- routines */
+
+static void move(struct dvm_je *e, int to, int from) {
+    if (to != from) vec(e, X_VMOVAPS, e->full, to, 0, dvm_x_reg(from));
+}
+
+static void routine(struct dvm_je *e, const struct dvm_mi *m, int u) {
+    struct dvm_jsub *s = &e->b->sub[m->o];
+    int x = dvm_j_get(e, m->a, u), y = m->b ? dvm_j_get(e, m->b, u) : 1;
+    dvm_j_done(e, m, u);
+    dvm_j_vacate(e);
+    if (y == 0) { /* any other register of routines will do until x has left 1 */
+        y = x == 2 ? 3 : 2;
+        move(e, y, 0);
+    }
+    move(e, 0, x);
+    move(e, 1, y);
+    if (s->njump == J_MAX_CALLS)
+        e->b->failed = true;
+    else
+        s->jump[s->njump++] = dvm_x_call_near(&e->e);
+    move(e, dvm_j_dest_near(e, m->d, u, 0), 0);
+}
+
 /* ---- calls of C. The vector registers are lost; the general ones that a C function may change are kept in the
  * frame. */
 
@@ -427,6 +451,7 @@ void dvm_j_pseudo(struct dvm_je *e, const struct dvm_mi *m, int u) {
     case M_ROWNO: rowno(e, m, u); break;
     case M_IOTA: iota(e, m, u); break;
     case M_SCAN: scan(e, m, u); break;
+    case M_SUB: routine(e, m, u); break;
     case M_CALL: helper(e, m, u); break;
     case M_PICK: pick(e, m, u); break;
     case M_PICK_ROW: pick_row(e, m, u); break;
