@@ -29,7 +29,7 @@ extern "C" {
 #define DVM_VERSION_MINOR 1
 #define DVM_VERSION_PATCH 0
 /* Version of the bytecode and the text form; a program file of another number is refused. */
-#define DVM_FORMAT 1
+#define DVM_FORMAT 2
 
 /* Limits. */
 enum { DVM_MAX_RANK = 10, DVM_MAX_ARGS = 1024, DVM_MAX_NODES = 1 << 20 };
@@ -165,6 +165,21 @@ DVM_API dvm_status dvm_graph_cumsum(dvm_graph *g, dvm_val x, dvm_val *out);
 DVM_API dvm_status dvm_graph_gather(dvm_graph *g, dvm_val x, dvm_val index, int axis, int mode,
                                     dvm_val *out);
 DVM_API dvm_status dvm_graph_concat(dvm_graph *g, int n, const dvm_val *in, int axis, dvm_val *out);
+/* Products over the last two axes of a ([..., M, K], or [..., K, M] if trans_a) and b ([..., K, N], or [..., N, K]), at
+ * least rank 2; the axes before them broadcast. Both f16, bf16 or f32; t: result dtype, theirs or f32. bias: 0, or a
+ * tensor of rank 1 and size N or 1, added in f32 before the one rounding to t. */
+DVM_API dvm_status dvm_graph_matmul(dvm_graph *g, dvm_val a, dvm_val b, int trans_a, int trans_b,
+                                    dvm_val bias, dvm_dtype t, dvm_val *out);
+/* a and b as above. list: i64 or i32, rank 1, ends or sizes of the G groups.
+ *   GROUP_M  a is M x K, b is G x K x N, bias G x N or 0: rows of group i times b[i]; rows beyond the last group are 0
+ *   GROUP_N  ordinary matmul, list not read
+ *   GROUP_K  a is M x K, b is K x N, no bias: result G x M x N, group i multiplies its part of K
+ * Ends that decrease, sizes below 0 and groups that overrun M (K) are DVM_ERR_INDEX when the kernel runs. */
+enum { DVM_GROUP_M = 0, DVM_GROUP_N = 1, DVM_GROUP_K = 2 };
+enum { DVM_LIST_ENDS = 0, DVM_LIST_SIZES = 1 };
+DVM_API dvm_status dvm_graph_grouped_matmul(dvm_graph *g, dvm_val a, dvm_val b, int trans_a,
+                                            int trans_b, dvm_val bias, dvm_val list, int group,
+                                            int list_kind, dvm_dtype t, dvm_val *out);
 /* Product of the sizes of some axes (n = 0: all) as an i64 scalar. */
 DVM_API dvm_status dvm_graph_size(dvm_graph *g, dvm_val x, int n, const int *axes, dvm_val *out);
 /* strides NULL: dense. Outputs are numbered in the order of stores. The result may be used as a value. */

@@ -39,6 +39,8 @@ static_assert(sizeof(struct dvm_node) == 32, "two nodes a cache line");
  *   RED ops    keepdims, axes...  none: all
  *   GATHER     axis, mode
  *   CONCAT     axis, operands...
+ *   MATMUL     trans_a, trans_b
+ *   GROUPED    trans_a, trans_b, DVM_GROUP_M or DVM_GROUP_K, DVM_LIST_*
  *   STORE      output, strides... none: dense */
 
 enum dvm_dim_kind { DVM_DIMX_SCALAR = 16, DVM_DIMX_OF, DVM_DIMX_CONST };

@@ -161,7 +161,7 @@ static dvm_status add(struct dvm_graph *g, struct dvm_node nd, const int64_t *at
 }
 
 /* Prefix of an error raised while adding: the user's position. */
-static dvm_status at_user(const struct dvm_graph *g, dvm_status st) {
+dvm_status dvm_graph_at_user(const struct dvm_graph *g, dvm_status st) {
     if (st == DVM_OK || !g->where) return st;
     return dvm_err_context(st, "%s: ", g->wheres.p + g->where_at.p[g->where]);
 }
@@ -325,7 +325,7 @@ dvm_status dvm_graph_load(struct dvm_graph *g, dvm_dtype t, int rank, const dvm_
     G_CHECK(g);
     OUT_CHECK(out);
     dvm_ref r;
-    DVM_TRY(at_user(g, load(g, t, rank, dims, strides, &r)));
+    DVM_TRY(dvm_graph_at_user(g, load(g, t, rank, dims, strides, &r)));
     *out = val_of(g, r);
     return DVM_OK;
 }
@@ -337,7 +337,7 @@ dvm_status dvm_graph_scalar(struct dvm_graph *g, dvm_dtype t, dvm_val *out) {
     DVM_TRY(check_dtype(t));
     DVM_TRY(new_input(g));
     struct dvm_node nd = {.op = DVM_OP_SCALAR, .dtype = (uint8_t)t, .nattr = 1};
-    DVM_TRY(at_user(g, add(g, nd, &(int64_t){g->n_in}, &r)));
+    DVM_TRY(dvm_graph_at_user(g, add(g, nd, &(int64_t){g->n_in}, &r)));
     g->input.p[g->input.n++] = r;
     g->n_in++;
     *out = val_of(g, r);
@@ -363,7 +363,7 @@ dvm_status dvm_graph_const(struct dvm_graph *g, dvm_dtype t, dvm_number v, dvm_v
     OUT_CHECK(out);
     dvm_ref r;
     DVM_TRY(check_dtype(t));
-    DVM_TRY(at_user(g, add_const(g, t, v, &r)));
+    DVM_TRY(dvm_graph_at_user(g, add_const(g, t, v, &r)));
     *out = val_of(g, r);
     return DVM_OK;
 }
@@ -384,7 +384,7 @@ dvm_status dvm_graph_iota(struct dvm_graph *g, dvm_dtype t, int rank, const dvm_
     at[0] = axis < 0 ? axis + rank : axis;
     for (int i = 0; i < rank; i++) at[1 + i] = dims[i];
     struct dvm_node nd = {.op = DVM_OP_IOTA, .dtype = (uint8_t)t, .nattr = (uint32_t)(1 + rank)};
-    DVM_TRY(at_user(g, add(g, nd, at, &r)));
+    DVM_TRY(dvm_graph_at_user(g, add(g, nd, at, &r)));
     *out = val_of(g, r);
     return DVM_OK;
 }
@@ -462,11 +462,11 @@ dvm_status dvm_graph_op(struct dvm_graph *g, dvm_op op, int n, const dvm_val *in
                  n);
     dvm_ref r[3] = {0}, res;
     struct dvm_mark mark = dvm_graph_mark(g);
-    for (int i = 0; i < n; i++) DVM_TRY(at_user(g, get(g, in[i], &r[i])));
+    for (int i = 0; i < n; i++) DVM_TRY(dvm_graph_at_user(g, get(g, in[i], &r[i])));
     dvm_status st = ew(g, op, n, r, &res);
     if (st != DVM_OK) {
         dvm_graph_rewind(g, mark);
-        return at_user(g, st);
+        return dvm_graph_at_user(g, st);
     }
     *out = val_of(g, res);
     return DVM_OK;
@@ -477,8 +477,8 @@ dvm_status dvm_graph_cast(struct dvm_graph *g, dvm_val x, dvm_dtype t, dvm_val *
     OUT_CHECK(out);
     dvm_ref r, res;
     DVM_TRY(check_dtype(t));
-    DVM_TRY(at_user(g, get(g, x, &r)));
-    DVM_TRY(at_user(g, cast_ref(g, r, t, &res)));
+    DVM_TRY(dvm_graph_at_user(g, get(g, x, &r)));
+    DVM_TRY(dvm_graph_at_user(g, cast_ref(g, r, t, &res)));
     *out = val_of(g, res);
     return DVM_OK;
 }
@@ -502,8 +502,8 @@ static dvm_status dims_view(struct dvm_graph *g, int op, dvm_val x, int rank, co
     OUT_CHECK(out);
     DVM_TRY(check_rank(rank));
     if (rank && !dims) DVM_FAIL(ARG, "dims is NULL");
-    DVM_TRY(at_user(g, check_dims(g, (uint32_t)rank, dims, -1, "size")));
-    return at_user(g, view(g, op, x, (uint32_t)rank, dims, out));
+    DVM_TRY(dvm_graph_at_user(g, check_dims(g, (uint32_t)rank, dims, -1, "size")));
+    return dvm_graph_at_user(g, view(g, op, x, (uint32_t)rank, dims, out));
 }
 
 dvm_status dvm_graph_broadcast(struct dvm_graph *g, dvm_val x, int rank, const dvm_dim *dims,
@@ -524,7 +524,7 @@ dvm_status dvm_graph_permute(struct dvm_graph *g, dvm_val x, int rank, const int
     DVM_TRY(check_rank(rank));
     if (rank && !perm) DVM_FAIL(ARG, "perm is NULL");
     for (int i = 0; i < rank; i++) at[i] = perm[i] < 0 ? perm[i] + rank : perm[i];
-    return at_user(g, view(g, DVM_OP_PERMUTE, x, (uint32_t)rank, at, out));
+    return dvm_graph_at_user(g, view(g, DVM_OP_PERMUTE, x, (uint32_t)rank, at, out));
 }
 
 dvm_status dvm_graph_slice(struct dvm_graph *g, dvm_val x, int rank, const dvm_dim *start,
@@ -534,8 +534,8 @@ dvm_status dvm_graph_slice(struct dvm_graph *g, dvm_val x, int rank, const dvm_d
     int64_t at[3 * DVM_MAX_RANK];
     DVM_TRY(check_rank(rank));
     if (rank && (!start || !size)) DVM_FAIL(ARG, "start or size is NULL");
-    DVM_TRY(at_user(g, check_dims(g, (uint32_t)rank, start, INT64_MIN / 4, "start")));
-    DVM_TRY(at_user(g, check_dims(g, (uint32_t)rank, size, -1, "size")));
+    DVM_TRY(dvm_graph_at_user(g, check_dims(g, (uint32_t)rank, start, INT64_MIN / 4, "start")));
+    DVM_TRY(dvm_graph_at_user(g, check_dims(g, (uint32_t)rank, size, -1, "size")));
     for (int i = 0; i < rank; i++) {
         at[i] = start[i];
         at[rank + i] = size[i];
@@ -543,7 +543,7 @@ dvm_status dvm_graph_slice(struct dvm_graph *g, dvm_val x, int rank, const dvm_d
         if (at[2 * rank + i] == 0 || at[2 * rank + i] < -INT64_MAX / 4)
             DVM_FAIL(SHAPE, "slice step %lld", (long long)at[2 * rank + i]);
     }
-    return at_user(g, view(g, DVM_OP_SLICE, x, (uint32_t)(3 * rank), at, out));
+    return dvm_graph_at_user(g, view(g, DVM_OP_SLICE, x, (uint32_t)(3 * rank), at, out));
 }
 
 /* ---- reductions and the rest --------------------------------------------------------------------- */
@@ -585,11 +585,11 @@ dvm_status dvm_graph_reduce(struct dvm_graph *g, dvm_op op, dvm_val x, int n, co
     if (n < 0 || (n && !axes)) DVM_FAIL(ARG, "axes is NULL or their number negative");
     dvm_ref r, res;
     struct dvm_mark mark = dvm_graph_mark(g);
-    DVM_TRY(at_user(g, get(g, x, &r)));
+    DVM_TRY(dvm_graph_at_user(g, get(g, x, &r)));
     dvm_status st = reduce(g, op, r, n, axes, keepdims, t, &res);
     if (st != DVM_OK) {
         dvm_graph_rewind(g, mark);
-        return at_user(g, st);
+        return dvm_graph_at_user(g, st);
     }
     *out = val_of(g, res);
     return DVM_OK;
@@ -599,11 +599,11 @@ dvm_status dvm_graph_cumsum(struct dvm_graph *g, dvm_val x, dvm_val *out) {
     G_CHECK(g);
     OUT_CHECK(out);
     dvm_ref r, res;
-    DVM_TRY(at_user(g, get(g, x, &r)));
-    DVM_TRY(at_user(g, check_type(g, DVM_OP_CUMSUM, r)));
+    DVM_TRY(dvm_graph_at_user(g, get(g, x, &r)));
+    DVM_TRY(dvm_graph_at_user(g, check_type(g, DVM_OP_CUMSUM, r)));
     if (g->node.p[r].rank == 0) DVM_FAIL(SHAPE, "cumsum of a tensor of rank 0");
     struct dvm_node nd = {.op = DVM_OP_CUMSUM, .dtype = g->node.p[r].dtype, .nin = 1, .in = {r}};
-    DVM_TRY(at_user(g, add(g, nd, NULL, &res)));
+    DVM_TRY(dvm_graph_at_user(g, add(g, nd, NULL, &res)));
     *out = val_of(g, res);
     return DVM_OK;
 }
@@ -613,8 +613,8 @@ dvm_status dvm_graph_gather(struct dvm_graph *g, dvm_val x, dvm_val index, int a
     G_CHECK(g);
     OUT_CHECK(out);
     dvm_ref r, i, res;
-    DVM_TRY(at_user(g, get(g, x, &r)));
-    DVM_TRY(at_user(g, get(g, index, &i)));
+    DVM_TRY(dvm_graph_at_user(g, get(g, x, &r)));
+    DVM_TRY(dvm_graph_at_user(g, get(g, index, &i)));
     if (!dvm_is_int(g->node.p[i].dtype))
         DVM_FAIL(DTYPE, "gather index must be i32 or i64, not %s",
                  dvm_dtype_name((dvm_dtype)g->node.p[i].dtype));
@@ -625,7 +625,7 @@ dvm_status dvm_graph_gather(struct dvm_graph *g, dvm_val x, dvm_val index, int a
         DVM_FAIL(ARG, "gather mode %d is neither 0 (elements) nor 1 (slices)", mode);
     struct dvm_node nd = {
         .op = DVM_OP_GATHER, .dtype = g->node.p[r].dtype, .nin = 2, .in = {r, i}, .nattr = 2};
-    DVM_TRY(at_user(g, add(g, nd, (int64_t[]){axis, mode}, &res)));
+    DVM_TRY(dvm_graph_at_user(g, add(g, nd, (int64_t[]){axis, mode}, &res)));
     *out = val_of(g, res);
     return DVM_OK;
 }
@@ -664,8 +664,37 @@ dvm_status dvm_graph_concat(struct dvm_graph *g, int n, const dvm_val *in, int a
     dvm_ref r = 0;
     dvm_status st = at && sh && ps ? concat(g, n, in, axis, at, sh, ps, &r) : DVM_ERR_NOMEM;
     dvm_arena_drop(&tmp);
-    DVM_TRY(at_user(g, st));
+    DVM_TRY(dvm_graph_at_user(g, st));
     *out = val_of(g, r);
+    return DVM_OK;
+}
+
+static dvm_status product(struct dvm_graph *g, int op, int n, const dvm_val *in, const int64_t *at,
+                          dvm_dtype t, dvm_ref *out) {
+    dvm_ref r[3];
+    for (int i = 0; i < n; i++) DVM_TRY(get(g, in[i], &r[i]));
+    for (int i = 0; i < 2; i++) DVM_TRY(check_type(g, op, r[i]));
+    dvm_dtype ta = (dvm_dtype)g->node.p[r[0]].dtype, tb = (dvm_dtype)g->node.p[r[1]].dtype;
+    if (ta != tb)
+        DVM_FAIL(DTYPE, "%s needs operands of one dtype, got %s and %s; cast one of them",
+                 dvm_op_table[op].text, dvm_dtype_name(ta), dvm_dtype_name(tb));
+    if (t != ta && t != DVM_F32)
+        DVM_FAIL(DTYPE, "%s of %s gives %s or f32, not %s; cast the result", dvm_op_table[op].text,
+                 dvm_dtype_name(ta), dvm_dtype_name(ta), dvm_dtype_name(t));
+    struct dvm_node nd = {.op = (uint8_t)op,
+                          .dtype = (uint8_t)t,
+                          .nin = (uint8_t)n,
+                          .nattr = op == DVM_OP_GROUPED ? 4 : 2};
+    memcpy(nd.in, r, (size_t)n * sizeof *r);
+    return add(g, nd, at, out);
+}
+
+dvm_status dvm_graph_product(struct dvm_graph *g, int op, int n, const dvm_val *in,
+                             const int64_t *at, dvm_dtype t, dvm_val *out) {
+    G_CHECK(g);
+    dvm_ref res;
+    DVM_TRY(dvm_graph_at_user(g, product(g, op, n, in, at, t, &res)));
+    *out = val_of(g, res);
     return DVM_OK;
 }
 
@@ -675,11 +704,11 @@ dvm_status dvm_graph_size(struct dvm_graph *g, dvm_val x, int n, const int *axes
     dvm_ref r, res;
     int64_t at[DVM_MAX_RANK];
     if (n < 0 || n > DVM_MAX_RANK || (n && !axes)) DVM_FAIL(ARG, "%d axes", n);
-    DVM_TRY(at_user(g, get(g, x, &r)));
+    DVM_TRY(dvm_graph_at_user(g, get(g, x, &r)));
     for (int i = 0; i < n; i++) at[i] = axes[i];
     struct dvm_node nd = {
         .op = DVM_OP_SIZE, .dtype = DVM_I64, .nin = 1, .in = {r}, .nattr = (uint32_t)n};
-    DVM_TRY(at_user(g, add(g, nd, at, &res)));
+    DVM_TRY(dvm_graph_at_user(g, add(g, nd, at, &res)));
     *out = val_of(g, res);
     return DVM_OK;
 }
@@ -688,12 +717,13 @@ dvm_status dvm_graph_store(struct dvm_graph *g, dvm_val x, const dvm_dim *stride
     G_CHECK(g);
     dvm_ref r, res;
     int64_t at[1 + DVM_MAX_RANK];
-    DVM_TRY(at_user(g, get(g, x, &r)));
+    DVM_TRY(dvm_graph_at_user(g, get(g, x, &r)));
     int rank = g->node.p[r].rank;
     if (g->n_out >= DVM_MAX_ARGS) DVM_FAIL(LIMIT, "more than %d outputs", DVM_MAX_ARGS);
     if (strides && rank < 0) DVM_FAIL(SHAPE, "a strided store needs a value of known rank");
     if (strides)
-        DVM_TRY(at_user(g, check_dims(g, (uint32_t)rank, strides, INT64_MIN / 4, "stride")));
+        DVM_TRY(
+            dvm_graph_at_user(g, check_dims(g, (uint32_t)rank, strides, INT64_MIN / 4, "stride")));
     DVM_TRY(DVM_VEC_RESERVE(&g->mem, g->output, 1));
     at[0] = g->n_out;
     for (int i = 0; strides && i < rank; i++) at[1 + i] = strides[i];
@@ -702,7 +732,7 @@ dvm_status dvm_graph_store(struct dvm_graph *g, dvm_val x, const dvm_dim *stride
                           .nin = 1,
                           .in = {r},
                           .nattr = (uint32_t)(1 + (strides ? rank : 0))};
-    DVM_TRY(at_user(g, add(g, nd, at, &res)));
+    DVM_TRY(dvm_graph_at_user(g, add(g, nd, at, &res)));
     g->output.p[g->output.n++] = res;
     g->n_out++;
     if (out) *out = val_of(g, res);
@@ -749,7 +779,7 @@ dvm_status dvm_dim_scalar(struct dvm_graph *g, dvm_val scalar, dvm_dim *out) {
     G_CHECK(g);
     OUT_CHECK(out);
     dvm_ref r;
-    DVM_TRY(at_user(g, get(g, scalar, &r)));
+    DVM_TRY(dvm_graph_at_user(g, get(g, scalar, &r)));
     const struct dvm_node *n = &g->node.p[r];
     if (n->op != DVM_OP_SCALAR || !dvm_is_int(n->dtype))
         DVM_FAIL(VALUE, "a dimension must be an i32 or i64 scalar argument");
@@ -760,7 +790,7 @@ dvm_status dvm_dim_of(struct dvm_graph *g, dvm_val x, int axis, dvm_dim *out) {
     G_CHECK(g);
     OUT_CHECK(out);
     dvm_ref r;
-    DVM_TRY(at_user(g, get(g, x, &r)));
+    DVM_TRY(dvm_graph_at_user(g, get(g, x, &r)));
     int rank = g->node.p[r].rank;
     if (rank >= 0 && (axis < -rank || axis >= rank))
         DVM_FAIL(SHAPE, "axis %d is out of range for rank %d", axis, rank);

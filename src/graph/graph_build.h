@@ -10,6 +10,12 @@ struct dvm_mark dvm_graph_mark(const struct dvm_graph *g);
 void dvm_graph_rewind(struct dvm_graph *g, struct dvm_mark m);
 void dvm_graph_free(struct dvm_graph **g);
 
+/* Prefix of an error raised while adding: the user's position. */
+dvm_status dvm_graph_at_user(const struct dvm_graph *g, dvm_status st);
+/* A MATMUL or GROUPED node with these attributes; n operands. */
+dvm_status dvm_graph_product(struct dvm_graph *g, int op, int n, const dvm_val *in,
+                             const int64_t *at, dvm_dtype t, dvm_val *out);
+
 /* v rounded to a float dtype (to nearest even, once), as a double. */
 double dvm_round_to(dvm_dtype t, double v);
 /* v wrapped to an integer dtype; bool: v != 0. */

@@ -12,6 +12,8 @@ const char *const dvm_kind_words[7] = {"vector", "cube",  "mix",  "parallel",
                                        "seq",    "split", "eager"};
 const char *const dvm_flag_words[4] = {"dyn", "unify_ws", "spec", "strict"};
 const char *const dvm_gather_words[2] = {"element", "slice"};
+const char *const dvm_group_words[3] = {"m", "n", "k"};
+const char *const dvm_list_words[2] = {"ends", "sizes"};
 
 /* ------------------------------------------------------------------ inputs */
 
@@ -179,14 +181,30 @@ static dvm_status settled(struct dvm_reader *r, dvm_op op, int n, dvm_val *v) {
 
 /* ------------------------------------------------------------------ attributes */
 
-enum attr { A_DIMS, A_KEEP, A_DTYPE, A_AXIS, A_MODE, A_START, A_SIZE, A_STEP, A_STRIDES, NATTR };
-static const char *const attr_words[NATTR] = {"dims",  "keep", "dtype", "axis",   "mode",
-                                              "start", "size", "step",  "strides"};
+enum attr {
+    A_DIMS,
+    A_KEEP,
+    A_DTYPE,
+    A_AXIS,
+    A_MODE,
+    A_START,
+    A_SIZE,
+    A_STEP,
+    A_STRIDES,
+    A_TRANS_A,
+    A_TRANS_B,
+    A_GROUPS,
+    A_LIST,
+    NATTR
+};
+static const char *const attr_words[NATTR] = {"dims",    "keep",   "dtype", "axis",    "mode",
+                                              "start",   "size",   "step",  "strides", "trans_a",
+                                              "trans_b", "groups", "list"};
 #define HAS(set, a) ((set) >> (a) & 1)
 
 struct attrs {
     unsigned seen;
-    int axes[DVM_MAX_RANK], naxes, axis, mode;
+    int axes[DVM_MAX_RANK], naxes, axis, mode, groups, list;
     dvm_dtype dtype;
     dvm_dim start[DVM_MAX_RANK], size[DVM_MAX_RANK], strides[DVM_MAX_RANK];
     int64_t step[DVM_MAX_RANK];
@@ -199,6 +217,8 @@ static dvm_status attr_value(struct dvm_reader *r, enum attr a, struct attrs *x)
     case A_DTYPE: return dvm_read_dtype(r, &x->dtype);
     case A_AXIS: return dvm_read_small(r, &x->axis);
     case A_MODE: return dvm_read_word(r, "\"element\" or \"slice\"", dvm_gather_words, 2, &x->mode);
+    case A_GROUPS: return dvm_read_word(r, "m, n or k", dvm_group_words, 3, &x->groups);
+    case A_LIST: return dvm_read_word(r, "\"ends\" or \"sizes\"", dvm_list_words, 2, &x->list);
     case A_START: return dvm_read_list(r, dvm_item_dim, x->start, &x->nstart);
     case A_SIZE: return dvm_read_list(r, dvm_item_dim, x->size, &x->nsize);
     case A_STEP: return dvm_read_list(r, dvm_item_step, x->step, &x->nstep);
@@ -225,7 +245,7 @@ static dvm_status attributes(struct dvm_reader *r, unsigned may, unsigned must, 
         DVM_TRY(dvm_read_word(r, list_of, word, n, &i));
         if (HAS(x->seen, of[i])) return dvm_lex_fail(LX, &at, "%s is given twice", word[i]);
         x->seen |= 1u << of[i];
-        if (of[i] == A_KEEP) continue;
+        if (of[i] == A_KEEP || of[i] == A_TRANS_A || of[i] == A_TRANS_B) continue;
         DVM_TRY(dvm_lex_want(LX, "="));
         DVM_TRY(attr_value(r, of[i], x));
     }
@@ -343,6 +363,23 @@ static dvm_status op_concat(struct dvm_reader *r, dvm_val *out) {
     return dvm_read_built(r, dvm_graph_concat(r->g, n, r->vals.p, x.axis, out));
 }
 
+static dvm_status op_product(struct dvm_reader *r, dvm_op op, dvm_val *out) {
+    struct attrs x;
+    dvm_val v[3];
+    dvm_dtype t;
+    bool grouped = op == DVM_OP_GROUPED;
+    unsigned may = SET(A_TRANS_A) | SET(A_TRANS_B) | SET(A_DTYPE), must = 0;
+    if (grouped) may |= SET(A_GROUPS) | SET(A_LIST), must = SET(A_GROUPS) | SET(A_LIST);
+    DVM_TRY(settled(r, op, grouped ? 3 : 2, v));
+    DVM_TRY(attributes(r, may, must, &x));
+    int ta = HAS(x.seen, A_TRANS_A), tb = HAS(x.seen, A_TRANS_B);
+    BUILT(dvm_graph_dtype(r->g, v[0], &t));
+    if (HAS(x.seen, A_DTYPE)) t = x.dtype;
+    if (!grouped) return dvm_read_built(r, dvm_graph_matmul(r->g, v[0], v[1], ta, tb, 0, t, out));
+    return dvm_read_built(
+        r, dvm_graph_grouped_matmul(r->g, v[0], v[1], ta, tb, 0, v[2], x.groups, x.list, t, out));
+}
+
 static dvm_status op_store(struct dvm_reader *r, dvm_val *out) {
     struct attrs x;
     dvm_val v;
@@ -391,6 +428,8 @@ static dvm_status operation(struct dvm_reader *r, dvm_op op, dvm_val *out) {
         return dvm_read_built(r, dvm_graph_cumsum(r->g, v, out));
     case DVM_OP_GATHER: return op_gather(r, out);
     case DVM_OP_CONCAT: return op_concat(r, out);
+    case DVM_OP_MATMUL:
+    case DVM_OP_GROUPED: return op_product(r, op, out);
     case DVM_OP_STORE: return op_store(r, out);
     default:
         return dvm_op_table[op].cls == DVM_CLS_RED ? op_reduce(r, op, out)

@@ -29,4 +29,6 @@ DVM_INLINE int dvm_literal_peer(dvm_op op, int n, int k, const bool *literal) {
 extern const char *const dvm_kind_words[7];
 extern const char *const dvm_flag_words[4]; /* of bit i */
 extern const char *const dvm_gather_words[2];
+extern const char *const dvm_group_words[3]; /* DVM_GROUP_* */
+extern const char *const dvm_list_words[2];  /* DVM_LIST_* */
 #endif

@@ -327,6 +327,13 @@ static void slice_attrs(struct writer *w, const struct dvm_node *n, const int64_
     if (step) ints(w, ", step=[", at + 2 * r, (uint32_t)r);
 }
 
+static void product_attrs(struct writer *w, const struct dvm_node *n, const int64_t *at) {
+    PUT("%s%s", at[0] ? ", trans_a" : "", at[1] ? ", trans_b" : "");
+    if (n->op == DVM_OP_GROUPED)
+        PUT(", groups=%s, list=%s", dvm_group_words[at[2]], dvm_list_words[at[3] & 1]);
+    if (n->dtype != NODE(n->in[0])->dtype) PUT(", dtype=%s", dtype(n->dtype));
+}
+
 static void attributes(struct writer *w, const struct dvm_node *n) {
     const int64_t *at = dvm_node_attr(w->g, n);
     switch (n->op) {
@@ -352,6 +359,8 @@ static void attributes(struct writer *w, const struct dvm_node *n) {
         PUT(", axis=%lld, mode=%s", (long long)at[0], dvm_gather_words[at[1] & 1]);
         return;
     case DVM_OP_CONCAT: PUT(", axis=%lld", (long long)at[0]); return;
+    case DVM_OP_MATMUL:
+    case DVM_OP_GROUPED: product_attrs(w, n, at); return;
     case DVM_OP_STORE:
         if (n->nattr > 1) dims(w, ", strides=[", at + 1, (int)n->nattr - 1, "]");
         return;

@@ -326,6 +326,77 @@ static dvm_status rule_concat(const int64_t *at, int n, const struct dvm_shape *
     return DVM_OK;
 }
 
+/* Rows and columns of a matrix operand. */
+struct matrix {
+    int64_t r, c;
+};
+static struct matrix matrix_of(const struct dvm_shape *s, bool trans) {
+    int64_t r = s->d[s->rank - 2], c = s->d[s->rank - 1];
+    return trans ? (struct matrix){c, r} : (struct matrix){r, c};
+}
+
+static bool may_equal(int64_t a, int64_t b) { return a < 0 || b < 0 || a == b; }
+
+static dvm_status rule_matmul(const int64_t *at, const struct dvm_shape *a,
+                              const struct dvm_shape *b, struct dvm_shape *out) {
+    char sa[STR], sb[STR];
+    if ((a->rank >= 0 && a->rank < 2) || (b->rank >= 0 && b->rank < 2))
+        DVM_FAIL(SHAPE, "operands of shapes %s and %s: a matrix has at least 2 axes",
+                 dvm_shape_str(a, sa, STR), dvm_shape_str(b, sb, STR));
+    if (a->rank < 0 || b->rank < 0) {
+        out->rank = -1;
+        return DVM_OK;
+    }
+    struct matrix x = matrix_of(a, at[0] != 0), y = matrix_of(b, at[1] != 0);
+    if (!may_equal(x.c, y.r))
+        DVM_FAIL(SHAPE,
+                 "operands of shapes %s%s and %s%s: the inner sizes %lld and %lld must be equal",
+                 dvm_shape_str(a, sa, STR), at[0] ? " (transposed)" : "", dvm_shape_str(b, sb, STR),
+                 at[1] ? " (transposed)" : "", (long long)x.c, (long long)y.r);
+    struct dvm_shape batch = *b;
+    *out = *a;
+    out->rank -= 2;
+    batch.rank -= 2;
+    dvm_status st = broadcast2(out, &batch);
+    if (st != DVM_OK)
+        return dvm_err_context(st, "batch axes of operands of shapes %s and %s: ",
+                               dvm_shape_str(a, sa, STR), dvm_shape_str(b, sb, STR));
+    out->d[out->rank++] = x.r;
+    out->d[out->rank++] = y.c;
+    return DVM_OK;
+}
+
+static dvm_status rule_grouped(const int64_t *at, const struct dvm_shape *const *in,
+                               struct dvm_shape *out) {
+    const struct dvm_shape *a = in[0], *b = in[1], *list = in[2];
+    char sa[STR], sb[STR], sl[STR];
+    bool by_rows = at[2] == DVM_GROUP_M;
+    int rb = by_rows ? 3 : 2;
+    bool ranks = may_equal(a->rank, 2) && may_equal(b->rank, rb) && may_equal(list->rank, 1);
+    if (!ranks)
+        DVM_FAIL(SHAPE,
+                 "operands of shapes %s and %s, group list of shape %s: groups of %s take ranks 2, "
+                 "%d and 1",
+                 dvm_shape_str(a, sa, STR), dvm_shape_str(b, sb, STR), dvm_shape_str(list, sl, STR),
+                 by_rows ? "rows" : "columns", rb);
+    struct matrix x = {-1, -1}, y = x;
+    int64_t groups = list->rank < 0 ? -1 : list->d[0];
+    if (a->rank >= 0) x = matrix_of(a, at[0] != 0);
+    if (b->rank >= 0) y = matrix_of(b, at[1] != 0);
+    if (!may_equal(x.c, y.r))
+        DVM_FAIL(SHAPE, "operands of shapes %s and %s: the inner sizes %lld and %lld must be equal",
+                 dvm_shape_str(a, sa, STR), dvm_shape_str(b, sb, STR), (long long)x.c,
+                 (long long)y.r);
+    if (by_rows && b->rank >= 0 && !may_equal(b->d[0], groups))
+        DVM_FAIL(SHAPE, "operand of shape %s for %lld groups (group list of shape %s)",
+                 dvm_shape_str(b, sb, STR), (long long)groups, dvm_shape_str(list, sl, STR));
+    if (by_rows)
+        *out = (struct dvm_shape){.rank = 2, .d = {x.r, y.c}};
+    else
+        *out = (struct dvm_shape){.rank = 3, .d = {groups, x.r, y.c}};
+    return DVM_OK;
+}
+
 static dvm_status rule_store(const struct dvm_node *nd, const struct dvm_shape *x,
                              struct dvm_shape *out) {
     char a[STR];
@@ -362,6 +433,8 @@ static dvm_status rule(const struct dvm_node *nd, const int64_t *at, int n_in,
     case DVM_OP_CUMSUM: *out = *in[0]; return DVM_OK;
     case DVM_OP_GATHER: return rule_gather(at, in[0], in[1], out);
     case DVM_OP_CONCAT: return rule_concat(at, n_in, in, out);
+    case DVM_OP_MATMUL: return rule_matmul(at, in[0], in[1], out);
+    case DVM_OP_GROUPED: return rule_grouped(at, in, out);
     case DVM_OP_STORE: return rule_store(nd, in[0], out);
     default: break;
     }

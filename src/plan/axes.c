@@ -121,7 +121,40 @@ static void order_col(struct group *g) {
     g->nm = count_reduced(g);
 }
 
+static bool steps_fit(const struct group *g, int a, bool fixed) {
+    const struct sb *b = g->full[0];
+    for (uint32_t k = 0; b && k < b->opnd.n; k++) {
+        const struct popnd *o = &b->opnd.p[k];
+        int64_t want = fixed ? 0 : o->stride[a + 1] * g->ax[a + 1].size;
+        if (o->src != DVM_SRC_TILE && o->stride[a] != want) return false;
+    }
+    return true;
+}
+
+static void join_axis(struct group *g, int a, bool fixed) {
+    if (!fixed) g->ax[a + 1].size *= g->ax[a].size;
+    drop_axis(g, a);
+}
+
+/* Batch axes of a product that everything walks alike become one. The last one becomes rows where the second factor does
+ * not move with it and everything else walks on from one matrix to the next: one large product instead of many. */
+static void fold_batch(struct planner *p, struct group *g) {
+    if (p->node.p[g->gemm].op != DVM_OP_MATMUL || !g->side[0] || !g->side[1]) return;
+    for (int a = g->naxes - 3; a >= 0; a--) {
+        bool rows = a == g->naxes - 3 && steps_fit(g->side[1], a, true);
+        if (!steps_fit(g, a, false) || !steps_fit(g->side[0], a, false)) continue;
+        if (!rows && (a == g->naxes - 3 || !steps_fit(g->side[1], a, false))) continue;
+        join_axis(g, a, false);
+        join_axis(g->side[0], a, false);
+        join_axis(g->side[1], a, rows);
+    }
+}
+
 static void axes(struct planner *p, struct group *g) {
+    if (g->gemm) {
+        fold_batch(p, g);
+        return;
+    }
     const struct dvm_shape *s = &p->shape.p[g->shape];
     if (g->scan && s->rank > 0 && s->d[s->rank - 1] == 1) insert_axis(g, g->naxes, false);
     merge(g);

@@ -21,6 +21,8 @@ static const struct dvm_shape *shape_of(const struct planner *p, uint32_t n) {
     return &p->shape.p[p->node.p[n].shape];
 }
 
+static bool is_half(int t) { return t == DVM_F16 || t == DVM_BF16; }
+
 /* Computed by a kernel that runs before g? */
 static bool earlier(const struct pnode *x, const struct group *g) {
     return x->group != NO_GROUP && x->group < g->index;
@@ -145,6 +147,8 @@ static int32_t home_of(struct planner *p, uint32_t n) {
     memset(bf, 0, sizeof *bf);
     bf->src = DVM_SRC_WS;
     bf->dtype = ws_dtype[dvm_vt_of(x->dtype)];
+    if (x->op == DVM_OP_CAST && is_half(x->dtype))
+        bf->dtype = x->dtype; /* rounded: nothing is lost */
     bf->first = x->group;
     int64_t step = 1;
     for (int j = s->rank - 1; j >= 0; j--) {
@@ -188,7 +192,8 @@ static bool dense_below(struct planner *p, const struct group *g, uint32_t n) {
         }
         return true;
     }
-    if (elsewhere && (x->mat || x->cls == DVM_CLS_RED || x->home >= 0) && !x->direct)
+    bool kept = x->mat || x->cls == DVM_CLS_RED || x->home >= 0 || dvm_is_product(x->op);
+    if (elsewhere && kept && !x->direct)
         return x->home < 0 || p->buffer.p[x->home].src == DVM_SRC_WS;
     return false;
 }
@@ -240,7 +245,7 @@ static struct popnd *memory(struct planner *p, struct sb *b, uint32_t n, const s
         const struct view *w = dvm_view_through(p, g, x, shape_of(p, x->in[0]), v, &ok);
         return ok ? memory(p, b, p->node.p[n].in[0], w, role) : NULL;
     }
-    bool root = x->cls == DVM_CLS_RED || x->mat || x->home >= 0;
+    bool root = x->cls == DVM_CLS_RED || x->mat || x->home >= 0 || dvm_is_product(x->op);
     if (!root || !earlier(x, g)) {
         stop_at(p, root ? STOP_GROUP : STOP_MAT, n);
         return NULL;
@@ -348,7 +353,7 @@ static bool aligned(const struct group *g, const struct view *v, const struct dv
     return true;
 }
 
-static struct sb *new_sb(struct planner *p, struct group *g, int pass, bool vec) {
+struct sb *dvm_plan_new_sb(struct planner *p, struct group *g, int pass, bool vec) {
     struct sb **at = vec ? &g->vecs[pass] : &g->full[pass];
     if (*at) return *at;
     struct sb *b = dvm_arena_new(p->a, sizeof *b);
@@ -403,7 +408,7 @@ static int outer_value(struct planner *p, struct sb *b, uint32_t n, const struct
     if (o && o->pass < b->pass) return load_rowvec(p, b, o->vec, vt);
     int pass = p->node.p[n].pass - 1;
     if (pass < 0 || pass >= b->pass) return stop_at(p, STOP_GROUP, n);
-    struct sb *vb = new_sb(p, b->g, pass, true);
+    struct sb *vb = dvm_plan_new_sb(p, b->g, pass, true);
     int value = vb ? emit(p, vb, n, v) : -1;
     int32_t id = value < 0 ? -1 : new_rowvec(p, b->g, vt, false);
     if (id < 0 || !store_value(p, vb, id, value, vt)) return -1;
@@ -412,8 +417,6 @@ static int outer_value(struct planner *p, struct sb *b, uint32_t n, const struct
     *q = (struct outer){n, v, id, (uint8_t)pass};
     return load_rowvec(p, b, id, vt);
 }
-
-static bool is_half(int t) { return t == DVM_F16 || t == DVM_BF16; }
 
 /* Strict mode: a 16-bit result is rounded where it is made. */
 static int round_strict(struct planner *p, struct sb *b, const struct pnode *x, int value) {
@@ -567,6 +570,22 @@ static int emit_scan(struct planner *p, struct sb *b, uint32_t n, const struct v
     return in < 0 ? -1 : round_strict(p, b, x, put(p, b, DVM_BC_SCAN, vt, in, 0, 0));
 }
 
+static int tile_opnd(struct planner *p, struct sb *b, int role) {
+    struct popnd *o = new_opnd(p, b, DVM_SRC_TILE, 0, DVM_F32, role);
+    if (!o) return -1;
+    o->stride[b->g->naxes - 1] = 4;
+    return (int)b->opnd.n - 1;
+}
+
+/* A product: the tile at hand in its own kernel, memory in later ones. */
+static int emit_product(struct planner *p, struct sb *b, uint32_t n, const struct view *v) {
+    struct pnode *x = &p->node.p[n];
+    if (x->group != b->g->index) return round_strict(p, b, x, emit_memory(p, b, n, v));
+    if (v || b->g->gemm != n) return stop_at(p, STOP_GROUP, n);
+    int o = tile_opnd(p, b, DVM_ROLE_LOAD);
+    return o < 0 ? -1 : round_strict(p, b, x, put(p, b, DVM_BC_LOAD, DVM_VT_F32, o, 0, 0));
+}
+
 static int emit_new(struct planner *p, struct sb *b, uint32_t n, const struct view *v) {
     const struct pnode *x = &p->node.p[n];
     bool elsewhere = earlier(x, b->g);
@@ -592,6 +611,7 @@ static int emit_new(struct planner *p, struct sb *b, uint32_t n, const struct vi
     if (x->op == DVM_OP_SIZE) return emit_number(p, b, x);
     if (x->op == DVM_OP_STORE) return emit(p, b, x->in[0], v);
     if (x->op == DVM_OP_CUMSUM) return emit_scan(p, b, n, v);
+    if (dvm_is_product(x->op)) return emit_product(p, b, n, v);
     if (x->op == DVM_OP_GATHER)
         return elsewhere && x->mat ? emit_memory(p, b, n, v) : emit_gather(p, b, n, v);
     return emit_memory(p, b, n, v); /* CONCAT */
@@ -698,10 +718,25 @@ bool dvm_plan_emit_root(struct planner *p, struct group *g, struct root *r) {
     if (pass >= MAX_PASS + r->outer) return stop_at(p, STOP_GROUP, r->node), false;
     p->depth = 0;
     if (r->kind == ROOT_RED) {
-        struct sb *b = new_sb(p, g, n->pass, false);
+        struct sb *b = dvm_plan_new_sb(p, g, n->pass, false);
         return b && emit_fold(p, b, r);
     }
     if (r->outer && pass == 0) return stop_at(p, STOP_GROUP, r->node), false;
-    struct sb *b = new_sb(p, g, r->outer ? pass - 1 : pass, r->outer);
+    struct sb *b = dvm_plan_new_sb(p, g, r->outer ? pass - 1 : pass, r->outer);
     return b && emit_store(p, b, r);
+}
+
+/* ---- factors of a product ------------------------------------------------------------------------------- */
+
+struct popnd *dvm_plan_emit_memory(struct planner *p, struct sb *b, uint32_t n,
+                                   const struct view *v) {
+    return memory(p, b, n, v, DVM_ROLE_LOAD);
+}
+
+bool dvm_plan_emit_tile(struct planner *p, struct sb *b, uint32_t n, const struct view *v) {
+    p->depth = 0;
+    int x = emit(p, b, n, v), o = x < 0 ? -1 : tile_opnd(p, b, DVM_ROLE_STORE);
+    if (o < 0) return false;
+    b->nstore++;
+    return put(p, b, DVM_BC_STORE, DVM_VT_F32, o, x, 0) >= 0;
 }

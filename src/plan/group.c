@@ -32,7 +32,8 @@ static void rest_on(struct planner *p, struct pnode *n, uint32_t o) {
         n->need = need, n->pass = (uint8_t)DVM_MIN(pass, 255);
     else if (need == n->need)
         n->pass = (uint8_t)DVM_MAX(n->pass, DVM_MIN(pass, 255));
-    bool kept = x->cls == DVM_CLS_RED || x->mat || x->op == DVM_OP_CONCAT || x->op == DVM_OP_CUMSUM;
+    bool kept = x->cls == DVM_CLS_RED || x->mat || x->op == DVM_OP_CONCAT ||
+                x->op == DVM_OP_CUMSUM || dvm_is_product(x->op);
     uint32_t c = kept ? 0 : x->cost;
     n->cost = n->cost + c < n->cost ? UINT32_MAX : n->cost + c;
 }
@@ -127,6 +128,10 @@ enum fit { FIT_NO, FIT_FULL, FIT_OUTER };
 static enum fit fits(const struct planner *p, const struct group *g, const struct root *r) {
     const struct pnode *n = &p->node.p[r->node];
     if (g->roots.n >= MAX_ROOTS) return FIT_NO;
+    if (g->gemm) { /* what works on finished tiles */
+        bool tile = n->shape == g->shape && n->need == g->index && n->pass == 0;
+        return tile && r->kind != ROOT_RED && n->op != DVM_OP_CUMSUM ? FIT_FULL : FIT_NO;
+    }
     if (r->kind == ROOT_RED) {
         const struct pnode *x = &p->node.p[n->in[0]];
         if (g->scan || x->shape != g->shape || (n->alone != 0) != g->alone) return FIT_NO;
@@ -330,11 +335,26 @@ static bool visit_concat(struct planner *p, uint32_t i) {
     return true;
 }
 
+/* A product is a kernel of its own; what works on its result joins later. */
+static bool visit_product(struct planner *p, uint32_t i) {
+    struct pnode *n = &p->node.p[i];
+    struct group *g = new_group(p, n->shape, i);
+    uint32_t *at = g ? PUSH(p, g->roots) : NULL;
+    if (!at) return no_memory(p);
+    *at = p->root.n;
+    p->cur_root = i;
+    n->group = n->need = g->index;
+    n->pass = 0;
+    g->gemm = i;
+    return dvm_plan_emit_factors(p, g, i);
+}
+
 static bool visit(struct planner *p, uint32_t i) {
     struct pnode *n = &p->node.p[i];
     if (n->op == DVM_OP_STORE) return visit_store(p, i);
     if (n->op == DVM_OP_CONCAT) return visit_concat(p, i);
     if (p->numel.p[n->shape] == 0) return true;
+    if (dvm_is_product(n->op)) return visit_product(p, i);
     if (n->cls == DVM_CLS_RED)
         return place(p, (struct root){.kind = ROOT_RED, .node = i, .user = i});
     if (n->op == DVM_OP_CUMSUM || n->mat)

@@ -92,7 +92,7 @@ static void fix_single(const struct group *g, struct popnd *o, bool vec) {
 }
 
 static int64_t traffic(const struct group *g, const struct popnd *o) {
-    if (o->src == DVM_SRC_SCRATCH || o->src == DVM_SRC_NONE) return 0;
+    if (o->src == DVM_SRC_SCRATCH || o->src == DVM_SRC_NONE || o->src == DVM_SRC_TILE) return 0;
     int64_t n = esize(o);
     for (int a = 0; a < g->naxes; a++)
         if (o->stride[a] != 0) n *= g->ax[a].size;
@@ -136,6 +136,13 @@ static void *take(struct bump *b, size_t n) {
     return r;
 }
 
+static size_t measure_strip(const struct sb *b) {
+    size_t n = sizeof(struct dvm_phase) + sizeof(struct dvm_strip) + sizeof(void *) + 128;
+    n += b->opnd.n * (sizeof(struct dvm_bind) + sizeof(struct dvm_opnd)) +
+         b->ins.n * sizeof(struct dvm_ins);
+    return n + b->lit.n * sizeof(uint64_t) + b->param.n * sizeof(uint16_t);
+}
+
 static size_t measure(const struct planner *p) {
     size_t n = sizeof(struct dvm_plan) + 1024;
     n += p->group.n * sizeof(struct dvm_kplan) + p->param.n * sizeof(struct dvm_pparam);
@@ -144,12 +151,11 @@ static size_t measure(const struct planner *p) {
         const struct group *g = p->group.p[i];
         for (int k = 0; k < 2 * g->npass; k++) {
             const struct sb *b = sb_at(g, k);
-            if (!live(b)) continue;
-            n += sizeof(struct dvm_phase) + sizeof(struct dvm_strip) + sizeof(void *) + 128;
-            n += b->opnd.n * (sizeof(struct dvm_bind) + sizeof(struct dvm_opnd)) +
-                 b->ins.n * sizeof(struct dvm_ins);
-            n += b->lit.n * sizeof(uint64_t) + b->param.n * sizeof(uint16_t);
+            if (live(b)) n += measure_strip(b);
         }
+        if (g->gemm) n += sizeof(struct dvm_gplan) + 16;
+        for (int k = 0; k < 3; k++)
+            if (g->side[k]) n += measure_strip(g->side[k]->full[0]);
     }
     return n;
 }
@@ -215,6 +221,54 @@ static void add_phase(struct planner *p, struct dvm_plan *pl, struct bump *bm, s
     pl->ninstructions += b->ins.n;
 }
 
+/* The factor, or the phase that makes it. */
+static void add_factor(struct planner *p, struct dvm_plan *pl, struct bump *bm, struct group *side,
+                       struct dvm_kplan *k, struct dvm_phase *ph, struct dvm_bind *bd,
+                       uint8_t *dtype) {
+    *bd = (struct dvm_bind){.src = DVM_SRC_NONE};
+    *dtype = DVM_F32;
+    if (!side) return;
+    struct sb *b = side->full[0];
+    if (live(b)) {
+        add_phase(p, pl, bm, b, k, &ph[k->nphase++]);
+        return;
+    }
+    const struct popnd *o = &b->opnd.p[0];
+    *dtype = o->desc.dtype;
+    bind_opnd(p, o, side->naxes, bd);
+    k->bytes += traffic(side, o);
+}
+
+/* The first axis of a side that is counted, not walked: groups. */
+static void count_groups(struct dvm_bind *bd, const struct group *side) {
+    bd->gs = bd->stride[0];
+    bd->gn = side->ax[0].size;
+    memmove(bd->stride, bd->stride + 1, sizeof bd->stride - sizeof bd->stride[0]);
+    bd->stride[DVM_MAX_AXES - 1] = 0;
+}
+
+static void add_product(struct planner *p, struct dvm_plan *pl, struct bump *bm, struct group *g,
+                        struct dvm_kplan *k, struct dvm_phase *ph) {
+    const struct pnode *x = &p->node.p[g->gemm];
+    struct dvm_gplan *m = take(bm, sizeof *m);
+    bool grouped = x->op == DVM_OP_GROUPED;
+    *m = (struct dvm_gplan){.form = DVM_PRODUCT_BATCH, .k = dvm_plan_depth(p, g)};
+    if (grouped) m->form = x->at[2] == DVM_GROUP_M ? DVM_PRODUCT_ROWS : DVM_PRODUCT_DEPTH;
+    if (grouped) m->sizes = x->at[3] == DVM_LIST_SIZES;
+    add_factor(p, pl, bm, g->side[0], k, ph, &m->a, &m->a_dtype);
+    for (int i = 0; i < k->nphase; i++) ph[i].kind = DVM_PHASE_PACK_A;
+    int made = k->nphase;
+    add_factor(p, pl, bm, g->side[1], k, ph, &m->b, &m->b_dtype);
+    for (int i = made; i < k->nphase; i++) ph[i].kind = DVM_PHASE_PACK_B;
+    add_factor(p, pl, bm, g->side[2], k, ph, &m->list, &m->list_dtype);
+    if (g->side[2]) count_groups(&m->list, g->side[2]);
+    if (m->form == DVM_PRODUCT_ROWS && g->side[1]) count_groups(&m->b, g->side[1]);
+    k->kind = DVM_KIND_GEMM;
+    k->block = 1;
+    k->why = "a product, each tile finished in the cache";
+    k->gemm = m;
+}
+
 static void add_kernel(struct planner *p, struct dvm_plan *pl, struct bump *bm, struct group *g,
                        struct dvm_kplan *k) {
     static const char *const why[][2] = {
@@ -222,6 +276,7 @@ static void add_kernel(struct planner *p, struct dvm_plan *pl, struct bump *bm, 
         {"rows, each folded in one pass", "rows stay in cache between passes"},
         {"columns, rows in blocks of 64", "columns stay in cache between passes"}};
     int n = 0, passes = 0;
+    for (int i = 0; i < 3; i++) n += g->side[i] != NULL;
     for (int i = 0; i < 2 * g->npass; i++) n += live(sb_at(g, i));
     for (int i = 0; i < g->npass; i++) passes += live(g->full[i]);
     *k = (struct dvm_kplan){.kind = g->kind,
@@ -235,6 +290,7 @@ static void add_kernel(struct planner *p, struct dvm_plan *pl, struct bump *bm, 
     for (uint32_t i = 0; i < g->vec.n; i++) k->whole_rows |= g->vec.p[i].kept;
     struct dvm_phase *ph = take(bm, (size_t)n * sizeof *ph);
     k->phase = ph;
+    if (g->gemm) add_product(p, pl, bm, g, k, ph);
     for (int i = 0; i < 2 * g->npass; i++)
         if (live(sb_at(g, i))) add_phase(p, pl, bm, sb_at(g, i), k, &ph[k->nphase++]);
     pl->bytes_moved += k->bytes;
@@ -273,6 +329,7 @@ dvm_status dvm_plan_layout(struct planner *p, const struct dvm_mem *mem, struct 
     pl->total = total;
     pl->workspace = ws;
     uint32_t nph = 0;
+    for (uint32_t i = 0; i < p->group.n; i++) nph += p->group.p[i]->gemm ? 2 : 0;
     for (uint32_t i = 0; i < p->group.n; i++)
         for (int k = 0; k < 2 * p->group.p[i]->npass; k++) nph += live(sb_at(p->group.p[i], k));
     struct dvm_kplan *kp = take(&bm, p->group.n * sizeof *kp);

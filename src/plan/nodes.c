@@ -135,7 +135,7 @@ static dvm_status infer(struct planner *p, const struct dvm_node *nd, const int6
 }
 
 /* Scalar leaf made while planning. */
-static uint32_t new_node(struct planner *p, struct pnode n) {
+uint32_t dvm_plan_new_node(struct planner *p, struct pnode n) {
     struct pnode *q = PUSH(p, p->node);
     if (!q) return 0;
     n.home = -1;
@@ -150,12 +150,12 @@ static uint32_t new_const(struct planner *p, int dtype, dvm_ref gref, int64_t bi
     int32_t s = dvm_plan_shape(p, &(struct dvm_shape){.rank = 0});
     if (!at || s < 0) return 0;
     *at = bits;
-    return new_node(p, (struct pnode){.op = DVM_OP_CONST,
-                                      .dtype = (uint8_t)dtype,
-                                      .gref = gref,
-                                      .shape = s,
-                                      .at = at,
-                                      .nat = 1});
+    return dvm_plan_new_node(p, (struct pnode){.op = DVM_OP_CONST,
+                                               .dtype = (uint8_t)dtype,
+                                               .gref = gref,
+                                               .shape = s,
+                                               .at = at,
+                                               .nat = 1});
 }
 
 /* A reduction of nothing but axes of size 1: the tree of one element, that is identity op x. */
@@ -181,7 +181,7 @@ static uint32_t red_single(struct planner *p, const struct pnode *n) {
                            .at = dims,
                            .nat = (uint32_t)s->rank,
                            .shape = n->shape};
-        return new_node(p, r);
+        return dvm_plan_new_node(p, r);
     }
     if (n->op == DVM_OP_SUM) {
         if (!(c = new_const(p, n->dtype, n->gref, 0))) return 0;
@@ -192,16 +192,16 @@ static uint32_t red_single(struct planner *p, const struct pnode *n) {
                            .gref = n->gref,
                            .shape = p->node.p[x].shape};
     }
-    x = new_node(p, r);
+    x = dvm_plan_new_node(p, r);
     if (!x || r.shape == n->shape) return x;
-    return new_node(p, (struct pnode){.op = DVM_OP_RESHAPE,
-                                      .dtype = n->dtype,
-                                      .nin = 1,
-                                      .in = {x},
-                                      .gref = n->gref,
-                                      .at = dims,
-                                      .nat = (uint32_t)s->rank,
-                                      .shape = n->shape});
+    return dvm_plan_new_node(p, (struct pnode){.op = DVM_OP_RESHAPE,
+                                               .dtype = n->dtype,
+                                               .nin = 1,
+                                               .in = {x},
+                                               .gref = n->gref,
+                                               .at = dims,
+                                               .nat = (uint32_t)s->rank,
+                                               .shape = n->shape});
 }
 
 /* The reduction with exactly these axes, sizes kept as 1, then a view to the wanted shape. */
@@ -218,7 +218,7 @@ static uint32_t red_over(struct planner *p, const struct pnode *n, uint32_t x, u
                       .mask = mask,
                       .inner = inner};
     r.shape = dvm_plan_shape(p, &s);
-    return r.shape < 0 ? 0 : new_node(p, r);
+    return r.shape < 0 ? 0 : dvm_plan_new_node(p, r);
 }
 
 static uint32_t red_normal(struct planner *p, const struct pnode *n) {
@@ -246,14 +246,14 @@ static uint32_t red_normal(struct planner *p, const struct pnode *n) {
     int64_t *dims = dvm_arena_raw(p->a, sizeof *dims * (DVM_MAX_RANK + 1));
     if (!dims) return 0;
     memcpy(dims, s->d, sizeof s->d);
-    return new_node(p, (struct pnode){.op = DVM_OP_RESHAPE,
-                                      .dtype = n->dtype,
-                                      .nin = 1,
-                                      .in = {x},
-                                      .gref = n->gref,
-                                      .at = dims,
-                                      .nat = (uint32_t)s->rank,
-                                      .shape = n->shape});
+    return dvm_plan_new_node(p, (struct pnode){.op = DVM_OP_RESHAPE,
+                                               .dtype = n->dtype,
+                                               .nin = 1,
+                                               .in = {x},
+                                               .gref = n->gref,
+                                               .at = dims,
+                                               .nat = (uint32_t)s->rank,
+                                               .shape = n->shape});
 }
 
 static uint32_t size_const(struct planner *p, const struct pnode *n) {
@@ -271,7 +271,7 @@ static uint32_t size_const(struct planner *p, const struct pnode *n) {
 dvm_status dvm_plan_nodes(struct planner *p) {
     const struct dvm_graph *g = p->g;
     p->pref = dvm_arena_new(p->a, sizeof *p->pref * g->node.n);
-    if (!p->pref || !new_node(p, (struct pnode){.op = DVM_OP_CONST})) {
+    if (!p->pref || !dvm_plan_new_node(p, (struct pnode){.op = DVM_OP_CONST})) {
         if (!p->pref || p->node.n == 0) return DVM_ERR_NOMEM;
     }
     for (dvm_ref r = 1; r < g->node.n; r++) {
@@ -284,9 +284,11 @@ dvm_status dvm_plan_nodes(struct planner *p) {
         dvm_status st = infer(p, nd, n.at, &n);
         if (st != DVM_OK) return dvm_graph_blame(g, r, st);
         int cls = dvm_op_table[nd->op].cls;
+        for (int i = 0; dvm_is_product(nd->op) && i < 2; i++)
+            if (!(n.in[i] = dvm_plan_factor(p, n.in[i]))) return DVM_ERR_NOMEM;
         p->pref[r] = cls == DVM_CLS_RED      ? red_normal(p, &n)
                      : nd->op == DVM_OP_SIZE ? size_const(p, &n)
-                                             : new_node(p, n);
+                                             : dvm_plan_new_node(p, n);
         if (!p->pref[r]) return DVM_ERR_NOMEM;
     }
     return DVM_OK;

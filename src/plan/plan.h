@@ -8,7 +8,13 @@
  *        over the block
  *   COL  nm reduced axes, flattened row-major, stand before the strip axis, which is kept; a block is up to `block`
  *        columns
- * There are at least two axes in MAP and ROW kernels and one reduced axis in COL kernels (size 1 where needed). */
+ * There are at least two axes in MAP and ROW kernels and one reduced axis in COL kernels (size 1 where needed).
+ *
+ * A kernel of kind DVM_KIND_GEMM is a matrix product with what comes before and after it. Its axes are
+ *   batch axes | M | N      steps of what comes after, a map over finished tiles
+ *   batch axes | M | K      steps of the first factor, or of the map that makes it (PACK_A)
+ *   batch axes | K | N      steps of the second factor, or of the map that makes it (PACK_B)
+ * Groups of rows have no batch axis: the second factor moves by b.gs from group to group. Groups of K have one. */
 #ifndef DVM_PLAN_PLAN_H
 #define DVM_PLAN_PLAN_H
 #include "base/mem.h"
@@ -21,7 +27,8 @@ enum dvm_src {
     DVM_SRC_OUTPUT, /* output `index` */
     DVM_SRC_WS,     /* workspace of the run */
     DVM_SRC_SCRATCH, /* block-local; stride counts from the start of the block (block axis, strip axis) */
-    DVM_SRC_NONE /* IOTA: offset is the number at the origin */
+    DVM_SRC_NONE, /* IOTA: offset is the number at the origin */
+    DVM_SRC_TILE /* GEMM: the tile at hand, f32, rows as far apart as its maker wants: only the last stride is set */
 };
 
 struct dvm_bind {
@@ -34,7 +41,12 @@ struct dvm_bind {
 
 /* A phase: a strip over the kernel's space, or (VEC) over the block axis only: rows of a ROW block, columns of a COL
  * block. */
-enum dvm_phase_kind { DVM_PHASE_FULL, DVM_PHASE_VEC };
+enum dvm_phase_kind {
+    DVM_PHASE_FULL,
+    DVM_PHASE_VEC,
+    DVM_PHASE_PACK_A, /* GEMM: makes values of a factor */
+    DVM_PHASE_PACK_B
+};
 struct dvm_phase {
     uint8_t kind;
     uint8_t pass; /* MAP, ROW or COL: mode of the strip */
@@ -44,8 +56,18 @@ struct dvm_phase {
     const uint16_t *param;       /* strip parameter -> plan parameter */
 };
 
+enum { DVM_KIND_GEMM = DVM_MODE_COL + 1 };
+enum dvm_product_form { DVM_PRODUCT_BATCH, DVM_PRODUCT_ROWS, DVM_PRODUCT_DEPTH, DVM_NPRODUCT };
+struct dvm_gplan {
+    uint8_t form, sizes; /* sizes: the list of groups holds sizes, not ends */
+    uint8_t a_dtype, b_dtype, list_dtype;
+    int64_t k;
+    struct dvm_bind a, b; /* SRC_NONE: made by a phase, or k is 0 */
+    struct dvm_bind list; /* gn groups, gs bytes apart */
+};
+
 struct dvm_kplan {
-    uint8_t kind; /* enum dvm_strip_mode */
+    uint8_t kind; /* enum dvm_strip_mode or DVM_KIND_GEMM */
     uint8_t naxes, nm;
     uint8_t whole_rows; /* has a SCAN, or keeps rows in scratch: a row is never cut */
     uint16_t nphase;
@@ -54,7 +76,8 @@ struct dvm_kplan {
     size_t scratch; /* bytes of block-local buffers for `block` rows or columns */
     int64_t bytes;  /* operand bytes moved */
     const struct dvm_phase *phase;
-    const char *why; /* one line: what bounds this kernel */
+    const struct dvm_gplan *gemm; /* GEMM */
+    const char *why;              /* one line: what bounds this kernel */
 };
 
 /* Parameters: numbers fixed by the shapes, or scalar arguments read at each run. */

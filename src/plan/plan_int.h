@@ -147,6 +147,9 @@ struct group {
     DVM_VEC(uint32_t) roots;
     int32_t nsplit;
     uint32_t first; /* user of the first root: names the group across restarts */
+    uint32_t gemm;  /* the product that this kernel computes; 0: none. Its axes are never cut. */
+    struct group
+        *side[3]; /* GEMM: spaces of the factors and the list, each with one strip; NULL: none */
     /* layout */
     int32_t order[DVM_MAX_AXES], nk, nm;
     int64_t block;
@@ -198,6 +201,19 @@ void dvm_plan_axes(struct planner *p); /* axes.c */
 void dvm_plan_direct(struct planner *p); /* direct.c */
 dvm_status dvm_plan_layout(struct planner *p, const struct dvm_mem *mem,
                            struct dvm_plan **out); /* layout.c */
+
+/* matmul.c. A product opens a kernel of its own. */
+DVM_INLINE bool dvm_is_product(int op) { return op == DVM_OP_MATMUL || op == DVM_OP_GROUPED; }
+/* Operands as the product takes them: 16-bit values rounded, exact casts to f32 left out. 0 without memory. */
+uint32_t dvm_plan_factor(struct planner *p, uint32_t n);
+uint32_t dvm_plan_new_node(struct planner *p, struct pnode n); /* nodes.c */
+/* Axes of the kernel of product n, its factors' spaces and strips. */
+bool dvm_plan_emit_factors(struct planner *p, struct group *g, uint32_t n);
+int64_t dvm_plan_depth(const struct planner *p, const struct group *g);             /* K */
+struct sb *dvm_plan_new_sb(struct planner *p, struct group *g, int pass, bool vec); /* emit.c */
+struct popnd *dvm_plan_emit_memory(struct planner *p, struct sb *b, uint32_t n,
+                                   const struct view *v);
+bool dvm_plan_emit_tile(struct planner *p, struct sb *b, uint32_t n, const struct view *v);
 
 /* view.c. NULL on failure with p->stop set. */
 int64_t dvm_view_inc(const struct group *g, const struct view *v, const struct dvm_shape *s, int a,

@@ -8,12 +8,14 @@
 #include "code/strip_text.h"
 #include "plan/make.h"
 
-static const char *const kinds[] = {"map", "row", "col"};
-static const char *const phases[] = {"full", "vec"};
-static const char *const sources[] = {"input", "output", "ws", "scratch", "iota"};
+static const char *const kinds[] = {"map", "row", "col", "gemm"};
+static const char *const phases[] = {"full", "vec", "pack_a", "pack_b"};
+static const char *const sources[] = {"input", "output", "ws", "scratch", "iota", "tile"};
+static const char *const forms[] = {"batch", "rows", "inner"};
 static const char *const roles[] = {"load", "store", "fold", "pick", "iota"};
 static const char *const moves[] = {"unif", "row", "contig", "strided"};
-static const char whole_rows[] = "whole_rows", params[] = "params", none[] = "none";
+static const char whole_rows[] = "whole_rows", params[] = "params", none[] = "none",
+                  sizes_word[] = "sizes";
 
 static bool is_numbered(int src) { return src == DVM_SRC_INPUT || src == DVM_SRC_OUTPUT; }
 
@@ -66,6 +68,27 @@ static void write_phase(const struct dvm_plan *p, const struct dvm_kplan *k,
     }
 }
 
+static void write_factor(const char *what, const struct dvm_bind *b, int dtype, int naxes,
+                         struct dvm_text *t) {
+    PUT("  %s: ", what);
+    if (b->src == DVM_SRC_NONE) {
+        PUT("%s\n", none);
+        return;
+    }
+    PUT("%s ", dvm_dtype_name((dvm_dtype)dtype));
+    dvm_plan_write_bind(b, naxes, t);
+    PUT("\n");
+}
+
+void dvm_plan_write_product(const struct dvm_kplan *k, struct dvm_text *t) {
+    const struct dvm_gplan *m = k->gemm;
+    PUT("  product %s depth %lld%s%s\n", forms[m->form], (long long)m->k, m->sizes ? " " : "",
+        m->sizes ? sizes_word : "");
+    write_factor("a", &m->a, m->a_dtype, k->naxes, t);
+    write_factor("b", &m->b, m->b_dtype, k->naxes, t);
+    if (m->form != DVM_PRODUCT_BATCH) write_factor("list", &m->list, m->list_dtype, 0, t);
+}
+
 static void write_kernel(const struct dvm_plan *p, uint32_t i, struct dvm_text *t) {
     const struct dvm_kplan *k = &p->kernel[i];
     PUT("\nkernel %u %s\n  axes ", i, kinds[k->kind]);
@@ -74,6 +97,7 @@ static void write_kernel(const struct dvm_plan *p, uint32_t i, struct dvm_text *
         (long long)k->bytes);
     PUT("%s%s\n", k->whole_rows ? " " : "", k->whole_rows ? whole_rows : "");
     if (k->why && *k->why) PUT("  why \"%s\"\n", k->why);
+    if (k->gemm) dvm_plan_write_product(k, t);
     for (int f = 0; f < k->nphase; f++) write_phase(p, k, &k->phase[f], t);
 }
 
@@ -132,6 +156,7 @@ struct reader {
     DVM_VEC(struct dvm_plan_arg) out;
     DVM_VEC(struct dvm_pparam) param;
     DVM_VEC(struct dvm_kplan) kernel;
+    DVM_VEC(struct dvm_gplan) gemm;  /* of kernels that are products, in order */
     DVM_VEC(struct dvm_phase) phase; /* of all kernels, one after the other; */
     DVM_VEC(struct dvm_bind) bind;   /* and so on */
     DVM_VEC(uint16_t) index;
@@ -368,30 +393,64 @@ static dvm_status read_why(struct reader *r) {
     return DVM_OK;
 }
 
-static dvm_status read_bind(struct reader *r, const struct dvm_kplan *k, uint32_t place) {
-    struct dvm_bind b = {0};
+static dvm_status read_place(struct reader *r, int naxes, struct dvm_bind *b) {
     uint64_t v, minus;
     int n;
-    APPEND(r, r->bind_at, here(r));
-    DVM_TRY(item(r, "o", place));
-    DVM_TRY(one_of(r, sources, DVM_COUNT(sources), "input, output, ws, scratch or iota", &b.src));
-    if (is_numbered(b.src)) {
+    DVM_TRY(one_of(r, sources, DVM_COUNT(sources), "input, output, ws, scratch, iota or tile",
+                   &b->src));
+    if (is_numbered(b->src)) {
         DVM_TRY(natural(r, UINT16_MAX, &v));
-        b.index = (uint16_t)v;
+        b->index = (uint16_t)v;
     }
     minus = is(r, "-");
     if (minus || is(r, "+")) {
         next(r);
         DVM_TRY(natural(r, (uint64_t)INT64_MAX + minus, &v));
-        b.offset = (int64_t)(minus ? -v : v);
+        b->offset = (int64_t)(minus ? -v : v);
     }
-    DVM_TRY(read_list(r, b.stride, k->naxes, &n));
-    if (n != k->naxes) return expected(r, "a step for each axis");
+    DVM_TRY(read_list(r, b->stride, naxes, &n));
+    if (n != naxes) return expected(r, "a step for each axis");
     if (take(r, "pick")) {
-        DVM_TRY(integer(r, &b.gs));
-        DVM_TRY(field(r, "x", &b.gn));
+        DVM_TRY(integer(r, &b->gs));
+        DVM_TRY(field(r, "x", &b->gn));
     }
+    return DVM_OK;
+}
+
+static dvm_status read_bind(struct reader *r, const struct dvm_kplan *k, uint32_t place) {
+    struct dvm_bind b = {0};
+    APPEND(r, r->bind_at, here(r));
+    DVM_TRY(item(r, "o", place));
+    DVM_TRY(read_place(r, k->naxes, &b));
     APPEND(r, r->bind, b);
+    return DVM_OK;
+}
+
+static dvm_status read_factor(struct reader *r, const char *what, int naxes, struct dvm_bind *b,
+                              uint8_t *dtype) {
+    int t = DVM_F32;
+    DVM_TRY(want(r, what));
+    DVM_TRY(want(r, ":"));
+    b->src = DVM_SRC_NONE;
+    if (!take(r, none)) {
+        DVM_TRY(read_dtype(r, &t));
+        DVM_TRY(read_place(r, naxes, b));
+        if (b->src == DVM_SRC_NONE) return expected(r, "memory");
+    }
+    *dtype = (uint8_t)t;
+    return DVM_OK;
+}
+
+static dvm_status read_product(struct reader *r, const struct dvm_kplan *k) {
+    struct dvm_gplan m = {.list = {.src = DVM_SRC_NONE}, .list_dtype = DVM_F32};
+    DVM_TRY(want(r, "product"));
+    DVM_TRY(one_of(r, forms, DVM_COUNT(forms), "batch, rows or inner", &m.form));
+    DVM_TRY(field(r, "depth", &m.k));
+    m.sizes = take(r, sizes_word);
+    DVM_TRY(read_factor(r, "a", k->naxes, &m.a, &m.a_dtype));
+    DVM_TRY(read_factor(r, "b", k->naxes, &m.b, &m.b_dtype));
+    if (m.form != DVM_PRODUCT_BATCH) DVM_TRY(read_factor(r, "list", 0, &m.list, &m.list_dtype));
+    APPEND(r, r->gemm, m);
     return DVM_OK;
 }
 
@@ -400,7 +459,7 @@ static dvm_status read_phase(struct reader *r, struct dvm_kplan *k) {
     uint64_t v;
     APPEND(r, r->phase_at, here(r));
     DVM_TRY(want(r, "phase"));
-    DVM_TRY(one_of(r, phases, DVM_COUNT(phases), "full or vec", &f.kind));
+    DVM_TRY(one_of(r, phases, DVM_COUNT(phases), "full, vec, pack_a or pack_b", &f.kind));
     DVM_TRY(want(r, "strip"));
     DVM_TRY(natural(r, UINT32_MAX, &v));
     f.strip = (uint32_t)v;
@@ -428,7 +487,7 @@ static dvm_status read_kernel(struct reader *r) {
     next(r);
     if (!digits(r, 0, UINT32_MAX, &v) || v != r->kernel.n) return expected(r, "its number");
     next(r);
-    DVM_TRY(one_of(r, kinds, DVM_COUNT(kinds), "map, row or col", &k.kind));
+    DVM_TRY(one_of(r, kinds, DVM_COUNT(kinds), "map, row, col or gemm", &k.kind));
     DVM_TRY(read_axes(r, &k));
     DVM_TRY(field(r, "block", &k.block));
     DVM_TRY(field(r, "scratch", &scratch));
@@ -436,6 +495,7 @@ static dvm_status read_kernel(struct reader *r) {
     k.scratch = (size_t)scratch;
     k.whole_rows = take(r, whole_rows);
     DVM_TRY(read_why(r));
+    if (k.kind == DVM_KIND_GEMM) DVM_TRY(read_product(r, &k));
     while (is(r, "phase")) DVM_TRY(read_phase(r, &k));
     APPEND(r, r->kernel, k);
     return DVM_OK;
@@ -521,13 +581,15 @@ static void carve_strip(struct block *b, const struct dvm_strip *s, struct dvm_s
 }
 
 /* Lists of kernels, phases and operands were read one after the other: each gets its part. */
-static void link_parts(struct dvm_plan *p, struct dvm_kplan *kernel, struct dvm_phase *phase,
-                       const struct dvm_bind *bind, const uint16_t *index, const char *why) {
+static void link_parts(struct dvm_plan *p, struct dvm_kplan *kernel, const struct dvm_gplan *gemm,
+                       struct dvm_phase *phase, const struct dvm_bind *bind, const uint16_t *index,
+                       const char *why) {
     for (uint32_t i = 0; i < p->nkernel; i++) {
         struct dvm_kplan *k = &kernel[i];
         k->why = *why ? why : NULL;
         why += strlen(why) + 1;
         k->phase = phase;
+        if (k->kind == DVM_KIND_GEMM) k->gemm = gemm++;
         for (int f = 0; f < k->nphase; f++, phase++) {
             phase->bind = bind;
             phase->param = index;
@@ -545,7 +607,7 @@ static void link_parts(struct dvm_plan *p, struct dvm_kplan *kernel, struct dvm_
 static struct dvm_plan *lay(const struct reader *r, struct block *b) {
     struct dvm_plan *p = carve(b, NULL, sizeof *p);
     void *kernel = CARVE(b, r->kernel), *phase = CARVE(b, r->phase), *bind = CARVE(b, r->bind);
-    void *index = CARVE(b, r->index), *why = CARVE(b, r->why);
+    void *index = CARVE(b, r->index), *why = CARVE(b, r->why), *gemm = CARVE(b, r->gemm);
     void *in = CARVE(b, r->in), *out = CARVE(b, r->out), *param = CARVE(b, r->param);
     struct dvm_strip *strip = carve(b, NULL, r->strip.n * sizeof *strip);
     void *code = carve(b, NULL, r->strip.n * sizeof *p->code);
@@ -569,7 +631,7 @@ static struct dvm_plan *lay(const struct reader *r, struct block *b) {
         .bytes_minimum = r->minimum,
         .mem = *r->mem,
     };
-    link_parts(p, kernel, phase, bind, index, why);
+    link_parts(p, kernel, gemm, phase, bind, index, why);
     return p;
 }
 
@@ -616,6 +678,7 @@ dvm_status dvm_plan_read(const struct dvm_mem *m, const char *file, const char *
     DVM_VEC_FREE(m, r.out);
     DVM_VEC_FREE(m, r.param);
     DVM_VEC_FREE(m, r.kernel);
+    DVM_VEC_FREE(m, r.gemm);
     DVM_VEC_FREE(m, r.phase);
     DVM_VEC_FREE(m, r.bind);
     DVM_VEC_FREE(m, r.index);

@@ -18,7 +18,14 @@
  *   strip row
  *     ...                               strip_text.h; strip 0 and so on, the last part of the text
  *
- * An operand is input N, output N, ws, scratch or iota, then `+ N` or `- N` (bytes; iota: the number at the origin),
+ * A product has, between `why` and its phases,
+ *
+ *     product batch depth 256           or rows, inner (groups), then `sizes` for a list of sizes
+ *     a: f32 input 0 [0, 1024, 4]       steps along batch axes, M, K; `none` where a phase pack_a makes it
+ *     b: bf16 input 1 [0, 2, 512]       batch axes, K, N; groups of rows: `pick STEP x COUNT` from group to group
+ *     list: i64 input 2 [] pick 8 x 4   groups only
+ *
+ * An operand is input N, output N, ws, scratch, iota or tile, then `+ N` or `- N` (bytes; iota: the number at the origin),
  * the steps, and for a gather `pick STEP x COUNT`. */
 #ifndef DVM_PLAN_PLAN_TEXT_H
 #define DVM_PLAN_PLAN_TEXT_H
@@ -30,6 +37,8 @@ void dvm_plan_write(const struct dvm_plan *p, struct dvm_text *out);
 void dvm_plan_write_axes(const struct dvm_kplan *k, struct dvm_text *out);
 /* "input 0 + 64 [2048, 4]" */
 void dvm_plan_write_bind(const struct dvm_bind *b, int naxes, struct dvm_text *out);
+/* The lines of a product. */
+void dvm_plan_write_product(const struct dvm_kplan *k, struct dvm_text *out);
 /* "load f32 contig", as strip_text.c has it. */
 void dvm_plan_write_role(const struct dvm_opnd *o, struct dvm_text *out);
 

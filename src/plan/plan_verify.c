@@ -38,7 +38,9 @@ static int block_axis(const struct dvm_kplan *k) {
 static dvm_status check_axes(const struct check *c) {
     const struct dvm_kplan *k = c->k;
     int64_t n = 1;
-    if (k->kind > DVM_MODE_COL) return bad(c, "kind %u is none", k->kind);
+    if (k->kind > DVM_KIND_GEMM) return bad(c, "kind %u is none", k->kind);
+    if ((k->kind == DVM_KIND_GEMM) != (k->gemm != NULL))
+        return bad(c, "a product belongs to kernels of kind gemm, and to these only");
     int least = k->kind == DVM_MODE_COL ? k->nm + 1 : 2;
     if (k->naxes < least || k->naxes > DVM_MAX_AXES)
         return bad(c, "%u axes; %d to %d are possible", k->naxes, least, DVM_MAX_AXES);
@@ -64,6 +66,8 @@ static int64_t count_of(const struct check *c, const struct dvm_bind *b, int rol
     bool cut =
         k->kind == DVM_MODE_COL ? a >= k->naxes - 1 - k->nm && a != block : a == k->naxes - 1;
     if (cut && (c->f->kind == DVM_PHASE_VEC || role == DVM_ROLE_FOLD)) return 1;
+    if (c->f && c->f->kind == DVM_PHASE_PACK_A && a == k->naxes - 1) return k->gemm->k;
+    if (c->f && c->f->kind == DVM_PHASE_PACK_B && a == k->naxes - 2) return k->gemm->k;
     if (b->src != DVM_SRC_SCRATCH) return k->size[a];
     if (a == block) return DVM_MIN(k->size[a], k->block);
     return a == k->naxes - 1 ? k->size[a] : 1;
@@ -94,7 +98,7 @@ static bool reach(const struct check *c, const struct dvm_bind *b, const struct 
 static dvm_status check_inside(const struct check *c, const struct dvm_bind *b,
                                const struct dvm_opnd *d) {
     int64_t lo, hi, from = 0, to;
-    if (b->src == DVM_SRC_NONE) return DVM_OK;
+    if (b->src == DVM_SRC_NONE || b->src == DVM_SRC_TILE) return DVM_OK;
     to = (int64_t)(b->src == DVM_SRC_WS ? c->p->workspace : c->k->scratch);
     if (!reach(c, b, d, &lo, &hi)) return bad(c, "its end is beyond 2^63");
     const struct dvm_plan_arg *arg = b->src == DVM_SRC_INPUT    ? &c->p->in[b->index]
@@ -117,11 +121,25 @@ static dvm_status check_arg(const struct check *c, const char *what, uint32_t in
     return DVM_OK;
 }
 
+/* The tile of a product: rows anywhere, elements one behind the other. */
+static dvm_status check_tile(const struct check *c, const struct dvm_bind *b,
+                             const struct dvm_opnd *d) {
+    bool full = c->f->kind == DVM_PHASE_FULL;
+    if (!c->k->gemm) return bad(c, "a tile in a kernel that is no product");
+    if (d->role != (full ? DVM_ROLE_LOAD : DVM_ROLE_STORE) || d->dtype != DVM_F32 ||
+        d->kind != DVM_OPND_CONTIG)
+        return bad(c, "a finished tile is read, a factor written, both as contiguous f32");
+    for (int a = 0; a < c->k->naxes; a++)
+        if (b->stride[a] != (a == c->k->naxes - 1 ? 4 : 0)) return bad(c, "a tile has no steps");
+    return b->offset || b->gn || b->gs ? bad(c, "a tile has no offset") : DVM_OK;
+}
+
 static dvm_status check_place(const struct check *c, const struct dvm_bind *b,
                               const struct dvm_opnd *d) {
     bool iota = d->role == DVM_ROLE_IOTA,
          out = d->role == DVM_ROLE_STORE || d->role == DVM_ROLE_FOLD;
-    if (b->src > DVM_SRC_NONE) return bad(c, "place %u is none", b->src);
+    if (b->src > DVM_SRC_TILE) return bad(c, "place %u is none", b->src);
+    if (b->src == DVM_SRC_TILE) return check_tile(c, b, d);
     if (iota != (b->src == DVM_SRC_NONE)) return bad(c, "only an iota has no memory");
     if (out && b->src == DVM_SRC_INPUT) return bad(c, "an input is written");
     if (b->src == DVM_SRC_INPUT) DVM_TRY(check_arg(c, "input", b->index, c->p->in, c->p->nin, d));
@@ -178,15 +196,33 @@ static dvm_status check_params(const struct check *c, const struct dvm_strip *s)
     return DVM_OK;
 }
 
+/* A factor is made by one phase, and only if it is not in memory; every value of it is written. */
+static dvm_status check_pack(const struct check *c) {
+    const struct dvm_gplan *m = c->k->gemm;
+    const struct dvm_phase *f = c->f;
+    if (!m) return bad(c, "only a product has factors");
+    const struct dvm_bind *from = f->kind == DVM_PHASE_PACK_A ? &m->a : &m->b;
+    if (from->src != DVM_SRC_NONE) return bad(c, "the factor is in memory");
+    if (f->kind == DVM_PHASE_PACK_B && m->form == DVM_PRODUCT_ROWS)
+        return bad(c, "a factor for each group is in memory");
+    for (int i = 0; &c->k->phase[i] != f; i++)
+        if (c->k->phase[i].kind == f->kind) return bad(c, "the factor is made twice");
+    int tiles = 0;
+    for (int o = 0; o < f->nbind; o++) tiles += f->bind[o].src == DVM_SRC_TILE;
+    return tiles == 1 ? DVM_OK : bad(c, "a phase that makes a factor writes it once");
+}
+
 static dvm_status check_phase(struct check *c) {
     const struct dvm_phase *f = c->f;
-    if (f->kind > DVM_PHASE_VEC) return bad(c, "phase kind %u is none", f->kind);
+    if (f->kind > DVM_PHASE_PACK_B) return bad(c, "phase kind %u is none", f->kind);
     if (f->strip >= c->p->nstrip) return bad(c, "strip %u of %u", f->strip, c->p->nstrip);
     const struct dvm_strip *s = &c->p->strip[f->strip];
     bool vec = f->kind == DVM_PHASE_VEC;
     if (f->pass != s->mode || (f->pass != DVM_MODE_MAP && (vec || f->pass != c->k->kind)))
         return bad(c, "a strip of another kind than the kernel");
     if (vec && c->k->kind == DVM_MODE_MAP) return bad(c, "a map kernel has no vectors");
+    if (vec && c->k->gemm) return bad(c, "a product has no vectors");
+    if (f->kind > DVM_PHASE_VEC) DVM_TRY(check_pack(c));
     if ((s->flags & DVM_STRIP_WHOLE_ROWS) && (vec || !c->k->whole_rows))
         return bad(c, "the strip wants whole rows");
     if (f->nbind != s->nopnd) return bad(c, "%u operands for a strip of %u", f->nbind, s->nopnd);
@@ -228,8 +264,66 @@ static dvm_status check_tables(const struct dvm_plan *p) {
     return DVM_OK;
 }
 
+/* ---- products ------------------------------------------------------------------------------------ */
+
+static bool has_phase(const struct check *c, int kind) {
+    for (int i = 0; i < c->k->nphase; i++)
+        if (c->k->phase[i].kind == kind) return true;
+    return false;
+}
+
+/* A factor in memory stays inside it, for every group. Steps are of any size: the matrix kernels take elements. */
+static dvm_status check_factor(struct check *c, const char *what, const struct dvm_bind *b,
+                               int dtype, int made_by) {
+    const struct dvm_gplan *m = c->k->gemm;
+    bool list = made_by == DVM_PHASE_FULL;
+    if (b->src == DVM_SRC_NONE) {
+        bool none = list ? m->form == DVM_PRODUCT_BATCH || b->gn == 0
+                         : m->k == 0 || has_phase(c, made_by) ||
+                               (made_by == DVM_PHASE_PACK_B && m->form == DVM_PRODUCT_ROWS &&
+                                m->list.gn == 0);
+        return none && !b->gn ? DVM_OK : bad(c, "%s is nowhere", what);
+    }
+    bool type = list ? dtype == DVM_I64 || dtype == DVM_I32
+                     : dtype == DVM_F32 || dtype == DVM_F16 || dtype == DVM_BF16;
+    if (b->src >= DVM_SRC_SCRATCH || !type) return bad(c, "%s is no matrix in memory", what);
+    struct dvm_opnd d = {.dtype = (uint8_t)dtype, .role = DVM_ROLE_PICK};
+    struct dvm_phase f = {.kind = (uint8_t)made_by};
+    struct dvm_kplan k = *c->k;
+    if (list) k.naxes = 2, k.size[0] = k.size[1] = 1;
+    struct check own = {c->p, c->at, &k, &f};
+    DVM_TRY(check_place(&own, b, &d));
+    return check_inside(&own, b, &d);
+}
+
+static dvm_status check_product(struct check *c) {
+    const struct dvm_kplan *k = c->k;
+    const struct dvm_gplan *m = k->gemm;
+    int64_t n = 1;
+    if (m->form >= DVM_NPRODUCT || m->k < 0)
+        return bad(c, "form %u, depth %lld", m->form, (long long)m->k);
+    if (m->form == DVM_PRODUCT_ROWS ? k->naxes != 2 : m->form == DVM_PRODUCT_DEPTH && k->naxes > 3)
+        return bad(c, "groups have no batch axes");
+    if (k->naxes > 10) return bad(c, "more than 8 batch axes");
+    for (int a = 0; a < k->naxes; a++)
+        if (!dvm_mul_ok(n, DVM_MAX(k->size[a], 1), &n)) return bad(c, "too large");
+    if (!dvm_mul_ok(n, DVM_MAX(m->k, 1), &n)) return bad(c, "too large");
+    if (m->form == DVM_PRODUCT_ROWS ? m->b.src != DVM_SRC_NONE && m->b.gn != m->list.gn : m->b.gn)
+        return bad(c, "a second factor for each group, %lld for %lld", (long long)m->b.gn,
+                   (long long)m->list.gn);
+    if (m->form == DVM_PRODUCT_DEPTH && m->list.gn != (k->naxes == 3 ? k->size[0] : 1))
+        return bad(c, "%lld groups for the batch axis", (long long)m->list.gn);
+    if (m->a.gn || (m->form == DVM_PRODUCT_BATCH && m->list.gn))
+        return bad(c, "groups of a product without");
+    DVM_TRY(check_factor(c, "the first factor", &m->a, m->a_dtype, DVM_PHASE_PACK_A));
+    DVM_TRY(check_factor(c, "the second factor", &m->b, m->b_dtype, DVM_PHASE_PACK_B));
+    return check_factor(c, "the list of groups", &m->list, m->list_dtype, DVM_PHASE_FULL);
+}
+
 static dvm_status check_kernel(struct check *c) {
+    c->f = NULL;
     DVM_TRY(check_axes(c));
+    if (c->k->gemm) DVM_TRY(check_product(c));
     if (c->k->scratch > INT64_MAX / 2) return bad(c, "scratch of %zu bytes", c->k->scratch);
     for (int f = 0; f < c->k->nphase; f++) {
         c->f = &c->k->phase[f];

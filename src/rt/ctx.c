@@ -39,6 +39,7 @@ static dvm_status pick_device(struct dvm_ctx *c, const dvm_options *o) {
     if (strcmp(name, "cpu")) DVM_FAIL(ARG, "device \"%s\" is not known; devices: cpu, ref", name);
     struct dvm_dev vm;
     DVM_TRY(dvm_dev_cpu(o->isa, &vm));
+    DVM_TRY(dvm_gemm_isa(vm.isa, &c->gemm));
     bool jit = dvm_dev_jit(vm.isa, &c->tier[0]) == DVM_OK;
     c->ntier = jit;
     c->tier[c->ntier++] = vm;

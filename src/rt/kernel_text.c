@@ -18,7 +18,7 @@ static void first_use(const struct dvm_plan *p, uint32_t s, uint32_t *kernel, in
 }
 
 static void write_phase_code(const struct dvm_plan *p, uint32_t i, int f, struct dvm_text *t) {
-    static const char *const kinds[] = {"map", "row", "col"};
+    static const char *const kinds[] = {"map", "row", "col", "gemm"};
     const struct dvm_kplan *k = &p->kernel[i];
     const struct dvm_phase *ph = &k->phase[f];
     uint32_t kernel = 0;
@@ -105,6 +105,7 @@ static void write_place(const struct dvm_kernel *k, const struct dvm_bind *b, st
     case DVM_SRC_OUTPUT: PUT("out%u", b->index); return;
     case DVM_SRC_WS: PUT("workspace + %lld", (long long)b->offset); return;
     case DVM_SRC_SCRATCH: PUT("scratch + %lld", (long long)b->offset); return;
+    case DVM_SRC_TILE: PUT("the tile"); return;
     default: PUT("index"); return;
     }
 }
@@ -137,7 +138,11 @@ static void explain_phase(const struct dvm_kernel *k, const struct dvm_plan *p,
     const struct dvm_strip *s = &p->strip[f->strip];
     bool vec = f->kind == DVM_PHASE_VEC;
     PUT("    phase %d: ", i);
-    if (vec)
+    if (kp->gemm)
+        PUT("%s", f->kind == DVM_PHASE_FULL     ? "every finished tile"
+                  : f->kind == DVM_PHASE_PACK_A ? "the first factor, while it is packed"
+                                                : "the second factor, while it is packed");
+    else if (vec)
         PUT("%s of the block", over[kp->kind][1]);
     else
         PUT("%s%s", f->pass == DVM_MODE_MAP ? "" : "folds ",
@@ -147,26 +152,40 @@ static void explain_phase(const struct dvm_kernel *k, const struct dvm_plan *p,
     for (int role = DVM_ROLE_LOAD; role <= DVM_ROLE_IOTA; role++) explain_role(k, p, f, role, t);
 }
 
+/* Does kernel a write what r reads? */
+static bool writes(const struct dvm_plan *p, const struct dvm_kplan *a, const struct dvm_bind *r) {
+    for (int e = 0; e < a->nphase; e++)
+        for (int q = 0; q < a->phase[e].nbind; q++) {
+            const struct dvm_bind *w = &a->phase[e].bind[q];
+            if (p->strip[a->phase[e].strip].opnd[q].role != DVM_ROLE_STORE || w->src != r->src)
+                continue;
+            if (w->src == DVM_SRC_WS ? w->offset == r->offset : w->index == r->index) return true;
+        }
+    return false;
+}
+
+static bool is_kept(const struct dvm_bind *b) {
+    return b->src == DVM_SRC_WS || b->src == DVM_SRC_OUTPUT;
+}
+
 /* Does kernel b read what kernel a wrote? */
 static bool feeds(const struct dvm_plan *p, const struct dvm_kplan *a, const struct dvm_kplan *b,
                   const struct dvm_bind **what) {
+    const struct dvm_gplan *m = b->gemm;
+    const struct dvm_bind *factor[] = {m ? &m->a : NULL, m ? &m->b : NULL, m ? &m->list : NULL};
+    for (int i = 0; i < 3; i++)
+        if (factor[i] && is_kept(factor[i]) && writes(p, a, factor[i])) {
+            *what = factor[i];
+            return true;
+        }
     for (int f = 0; f < b->nphase; f++)
         for (int o = 0; o < b->phase[f].nbind; o++) {
             const struct dvm_bind *r = &b->phase[f].bind[o];
             int role = p->strip[b->phase[f].strip].opnd[o].role;
-            bool kept = r->src == DVM_SRC_WS || r->src == DVM_SRC_OUTPUT;
-            if (!kept || (role != DVM_ROLE_LOAD && role != DVM_ROLE_PICK)) continue;
-            for (int e = 0; e < a->nphase; e++)
-                for (int q = 0; q < a->phase[e].nbind; q++) {
-                    const struct dvm_bind *w = &a->phase[e].bind[q];
-                    if (p->strip[a->phase[e].strip].opnd[q].role != DVM_ROLE_STORE ||
-                        w->src != r->src)
-                        continue;
-                    if (w->src == DVM_SRC_WS ? w->offset != r->offset : w->index != r->index)
-                        continue;
-                    *what = r;
-                    return true;
-                }
+            if (!is_kept(r) || (role != DVM_ROLE_LOAD && role != DVM_ROLE_PICK)) continue;
+            if (!writes(p, a, r)) continue;
+            *what = r;
+            return true;
         }
     return false;
 }
@@ -189,6 +208,10 @@ static void explain_cut(const struct dvm_kernel *k, const struct dvm_plan *p, ui
             return;
         }
     const struct dvm_kplan *a = &p->kernel[i - 1], *b = &p->kernel[i];
+    if (b->gemm) {
+        PUT("  cut here because a product is a kernel of its own\n");
+        return;
+    }
     if (elements(a) != elements(b))
         PUT("  cut here because its space has %lld elements, that of kernel %u %lld\n",
             (long long)elements(b), i - 1, (long long)elements(a));
@@ -200,7 +223,7 @@ static void explain_cut(const struct dvm_kernel *k, const struct dvm_plan *p, ui
 
 static void explain_kernel(const struct dvm_kernel *k, const struct dvm_plan *p, uint32_t i,
                            struct dvm_text *t) {
-    static const char *const kinds[] = {"map", "row", "col"};
+    static const char *const kinds[] = {"map", "row", "col", "gemm"};
     const struct dvm_kplan *kp = &p->kernel[i];
     PUT("\nkernel %u: %s, %s\n", i, kinds[kp->kind], kp->why ? kp->why : "");
     if (i) explain_cut(k, p, i, t);
@@ -208,7 +231,8 @@ static void explain_kernel(const struct dvm_kernel *k, const struct dvm_plan *p,
     dvm_plan_write_axes(kp, t);
     if (kp->kind == DVM_MODE_ROW) PUT(" (reduced)");
     PUT("\n");
-    if (kp->kind != DVM_MODE_MAP) {
+    if (kp->gemm) dvm_plan_write_product(kp, t);
+    if (kp->kind == DVM_MODE_ROW || kp->kind == DVM_MODE_COL) {
         PUT("  block: %lld %s, ", (long long)kp->block,
             kp->kind == DVM_MODE_ROW ? "rows" : "columns");
         write_bytes((int64_t)kp->scratch, t);

@@ -58,7 +58,7 @@ static bool interleaved(struct tensor a, struct tensor b) {
 /* In place is safe when one kernel does everything, in one last pass, and reads each element of the input where it
  * writes it. */
 static bool in_place_safe(const struct dvm_plan *p, int input, int output) {
-    if (p->nkernel != 1 || p->kernel[0].kind == DVM_MODE_COL) return false;
+    if (p->nkernel != 1 || p->kernel[0].kind >= DVM_MODE_COL) return false;
     const struct dvm_kplan *k = &p->kernel[0];
     const struct dvm_bind *w = NULL;
     int wrote = -1;

@@ -8,6 +8,7 @@
 #include "cache/strip_cache.h"
 #include "graph/graph.h"
 #include "graph/graph_build.h"
+#include "ops/gemm/gemm.h"
 #include "plan/make.h"
 #include "vm/dev.h"
 
@@ -21,6 +22,7 @@ struct dvm_ctx {
     struct dvm_pool *pool;
     struct dvm_strip_cache *strips;
     size_t cache_bytes;
+    struct dvm_gemm_isa gemm; /* k NULL: products by the scalar loop */
     char device[32];
 };
 void dvm_ctx_ref(struct dvm_ctx *c);

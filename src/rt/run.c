@@ -2,6 +2,7 @@
 #include <string.h>
 
 #include "base/fpenv.h"
+#include "ops/gemm/gemm_kernel.h"
 #include "rt/run.h"
 
 static dvm_status check_tensor(const dvm_arg *a, const char *what, int i, int dtype) {
@@ -147,8 +148,14 @@ dvm_status dvm_run_record(struct dvm_kernel *k, struct launch_record *r, const d
     for (size_t i = 0; i < ni; i++) ptr[i] = in[i].data;
     for (size_t i = 0; i < no; i++) ptr[ni + i] = out[i].data;
     bind_params(k, p, in, par);
-    struct dvm_launch l = {
-        .plan = p, .in = ptr, .out = ptr + ni, .param = par, .pool = k->ctx->pool, .mem = &k->mem};
+    struct dvm_launch l = {.plan = p,
+                           .in = ptr,
+                           .out = ptr + ni,
+                           .param = par,
+                           .pool = k->ctx->pool,
+                           .mem = &k->mem,
+                           .product = dvm_gemm_kernel,
+                           .level = &k->ctx->gemm};
     struct dvm_copy *copies = NULL;
     dvm_status st = dvm_check_overlap(k, r, in, out, ptr, &l.alias, &copies);
     size_t ws_size = p->workspace;

@@ -35,6 +35,10 @@ struct dvm_launch {
     bool alias;            /* some output is exactly an input */
     struct dvm_pool *pool;
     const struct dvm_mem *mem;
+    /* Products (kernels of kind GEMM) have a schedule of their own, in src/ops, which stands above this room: whoever
+     * launches hands it over, with the level that it is to use. */
+    dvm_status (*product)(const struct dvm_launch *l, uint32_t kernel);
+    const void *level;
 };
 /* DVM_ERR_INDEX when a PICK met an index out of range, DVM_ERR_NOMEM without scratch. */
 dvm_status dvm_drive(const struct dvm_launch *l);

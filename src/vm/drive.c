@@ -359,6 +359,11 @@ static dvm_status run_kernel(const struct dvm_launch *l, uint32_t index) {
 }
 
 dvm_status dvm_drive(const struct dvm_launch *l) {
-    for (uint32_t i = 0; i < l->plan->nkernel; i++) DVM_TRY(run_kernel(l, i));
+    for (uint32_t i = 0; i < l->plan->nkernel; i++) {
+        bool product = l->plan->kernel[i].kind == DVM_KIND_GEMM;
+        if (product && !l->product)
+            DVM_FAIL(UNSUPPORTED, "kernel %u is a product, and this launch has none", i);
+        DVM_TRY(product ? l->product(l, i) : run_kernel(l, i));
+    }
     return DVM_OK;
 }

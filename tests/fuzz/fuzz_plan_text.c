@@ -5,6 +5,8 @@
 #include <string.h>
 
 #include "code/strip_text.h"
+#include "ops/gemm/gemm.h"
+#include "ops/gemm/gemm_kernel.h"
 #include "plan/make.h"
 #include "plan/plan_text.h"
 #include "vm/dev.h"
@@ -85,8 +87,15 @@ static void run(struct dvm_plan *p) {
     take_args(p->in, p->nin, block[0], data[0]);
     take_args(p->out, p->nout, block[1], data[1]);
     char *ws = calloc(1, DVM_MAX(p->workspace, 1));
-    struct dvm_launch l = {
-        .plan = p, .in = data[0], .out = data[1], .ws = ws, .param = param, .mem = &sys};
+    struct dvm_gemm_isa scalar = {0};
+    struct dvm_launch l = {.plan = p,
+                           .in = data[0],
+                           .out = data[1],
+                           .ws = ws,
+                           .param = param,
+                           .mem = &sys,
+                           .product = dvm_gemm_kernel,
+                           .level = &scalar};
     if (n == p->nstrip) dvm_drive(&l);
     free(ws);
     for (int i = 0; i < MAX_IO; i++) {

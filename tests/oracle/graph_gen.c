@@ -471,6 +471,83 @@ static void other(struct gen *g) {
     }
 }
 
+/* Products of any two matrices that meet, else of one with itself. */
+static void product(struct gen *g) {
+    int x = choose(g, F, true);
+    if (x < 0 || g->v[x].rank < 2) return;
+    int y = x;
+    unsigned way = pick(g, 4), from = pick(g, (unsigned)g->nv);
+    for (int k = 0; k < g->nv; k++) {
+        int i = ((int)from + k) % g->nv;
+        if (g->v[i].t == g->v[x].t && g->v[i].rank >= 2 && !g->v[i].scalar) {
+            y = i;
+            break;
+        }
+    }
+    struct val a = g->v[x], b = g->v[y], r, ba, bb;
+    bool fits_, ta = false, tb = false;
+    for (int tries = 0;; tries++, way = (way + 1) % 4) {
+        if (tries == 4) {
+            if (y == x) return;
+            b = g->v[y = x];
+            tries = 0;
+        }
+        ta = way & 1;
+        tb = way >> 1;
+        ba = a, bb = b;
+        ba.rank -= 2, bb.rank -= 2;
+        fits_ = a.d[a.rank - 1 - ta] == b.d[b.rank - 2 + tb] && broadcast(g, &ba, &bb, &r);
+        if (fits_) break;
+    }
+    int64_t m = a.d[a.rank - 2 + ta], n = b.d[b.rank - 1 - tb], k = a.d[a.rank - 1 - ta];
+    r.d[r.rank++] = m;
+    r.d[r.rank++] = n;
+    if (count(r.rank, r.d) > g->most || count(r.rank, r.d) * k > 40 * g->most) return;
+    bool wide = pick(g, 4) == 3;
+    fresh(g, wide ? DVM_F32 : a.t, r.rank, r.d);
+    put(g, "matmul %%%s, %%%s%s%s%s\n", a.name, b.name, ta ? ", trans_a" : "",
+        tb ? ", trans_b" : "", wide ? ", dtype=f32" : "");
+}
+
+/* Groups of rows of a matrix times its transpose, cut by a list of ends or sizes that is made of an iota. */
+static void groups(struct gen *g) {
+    int x = choose(g, F, true);
+    if (x < 0 || g->v[x].rank != 2 || g->nv + 5 > MAX_VALUES) return;
+    struct val a = g->v[x];
+    int64_t n = 1 + (int64_t)pick(g, 4), each;
+    bool rows = pick(g, 2), sizes = pick(g, 2), flip = pick(g, 2);
+    int64_t m = a.d[flip], k = a.d[!flip], cut = rows ? m : k;
+    if (count(2, a.d) * n > g->most || m * m * n > g->most) return;
+    each = cut / n;
+    char name[8];
+    dvm_dtype t = pick(g, 2) ? DVM_I64 : DVM_I32;
+    snprintf(name, sizeof name, "%s", fresh(g, t, 1, &n)->name);
+    put(g, "iota %s[%lld], axis=0\n", dvm_dtype_name(t), (long long)n);
+    if (!sizes) {
+        char one[8];
+        snprintf(one, sizeof one, "%s", fresh(g, t, 1, &n)->name);
+        put(g, "add %%%s, 1\n", name);
+        snprintf(name, sizeof name, "%s", one);
+    }
+    struct val *list = fresh(g, t, 1, &n);
+    put(g, sizes ? "minimum %%%s, %lld\n" : "mul %%%s, %lld\n", name, (long long)each);
+    snprintf(name, sizeof name, "%s", list->name);
+    const char *of = list->name;
+    struct val b = a;
+    if (rows) {
+        b.rank = 3;
+        b.d[0] = n;
+        b.d[1] = a.d[0];
+        b.d[2] = a.d[1];
+        struct val *v = fresh(g, a.t, 3, b.d);
+        put(g, "broadcast %%%s, [%lld, -1, -1]\n", a.name, (long long)n);
+        memcpy(b.name, v->name, sizeof b.name);
+    }
+    fresh(g, a.t, rows ? 2 : 3, rows ? (int64_t[]){m, m} : (int64_t[]){n, m, m});
+    put(g, "grouped_matmul %%%s, %%%s, %%%s%s, groups=%s, list=%s\n", a.name, b.name, of,
+        flip ? ", trans_a" : ", trans_b", rows ? "m" : "k", sizes ? "sizes" : "ends");
+}
+
 static void store(struct gen *g, int i) {
     const struct val *v = &g->v[i];
     put(g, "  store %%%s", v->name);
@@ -504,9 +581,9 @@ char *graph_gen(const uint8_t *bytes, size_t n) {
     put(&g, ") {\n");
     static void (*const make[])(struct gen *) = {binary, unary, binary, reduce,  view,
                                                  cast,   unary, binary, ternary, other,
-                                                 gather, view,  reduce};
+                                                 gather, view,  reduce,  product, groups};
     int ops = 1 + (int)pick(&g, big ? 5 : 20);
-    for (int k = 0; k < ops && g.nv < MAX_VALUES - 4; k++) make[pick(&g, 13)](&g);
+    for (int k = 0; k < ops && g.nv < MAX_VALUES - 4; k++) make[pick(&g, 15)](&g);
     put(&g, "# shape:");
     for (int k = 0; k < 4; k++)
         if (g.declared[k]) put(&g, " n%d=%lld", k, (long long)g.size[k]);

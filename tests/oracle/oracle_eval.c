@@ -276,6 +276,38 @@ static int shape_concat(struct bind *s, struct value *v) {
     return 0;
 }
 
+static int shape_matmul(struct bind *s, struct value *v, const struct value *a,
+                        const struct value *b) {
+    if (a->rank < 2 || b->rank < 2) return bad_shape(s, v, "matrices have 2 axes");
+    int64_t ka = a->dims[a->rank - (v->trans_a ? 2 : 1)],
+            kb = b->dims[b->rank - (v->trans_b ? 1 : 2)];
+    if (ka != kb) return bad_shape(s, v, "inner sizes differ");
+    v->rank = a->rank > b->rank ? a->rank : b->rank;
+    v->dims[v->rank - 2] = a->dims[a->rank - (v->trans_a ? 1 : 2)];
+    v->dims[v->rank - 1] = b->dims[b->rank - (v->trans_b ? 2 : 1)];
+    for (int k = 3; k <= v->rank; k++) {
+        int64_t x = k > a->rank ? 1 : a->dims[a->rank - k],
+                y = k > b->rank ? 1 : b->dims[b->rank - k];
+        if (x != y && x != 1 && y != 1) return bad_shape(s, v, "batch axes do not broadcast");
+        v->dims[v->rank - k] = x == 1 ? y : x;
+    }
+    return 0;
+}
+
+static int shape_grouped(struct bind *s, struct value *v, const struct value *a,
+                         const struct value *b, const struct value *list) {
+    bool ranks = a->rank == 2 && b->rank == (v->by_rows ? 3 : 2) && list->rank == 1;
+    if (!ranks) return bad_shape(s, v, "ranks of a grouped product");
+    int64_t ka = a->dims[v->trans_a ? 0 : 1], kb = b->dims[b->rank - (v->trans_b ? 1 : 2)];
+    if (ka != kb) return bad_shape(s, v, "inner sizes differ");
+    if (v->by_rows && b->dims[0] != list->dims[0]) return bad_shape(s, v, "groups differ");
+    v->rank = v->by_rows ? 2 : 3;
+    v->dims[0] = list->dims[0];
+    v->dims[v->rank - 2] = a->dims[v->trans_a ? 1 : 0];
+    v->dims[v->rank - 1] = b->dims[b->rank - (v->trans_b ? 2 : 1)];
+    return 0;
+}
+
 static int shape_load(struct bind *s, struct value *v) {
     v->rank = v->n1;
     memcpy(v->dims, v->ia, sizeof v->dims);
@@ -321,6 +353,8 @@ static int shape(struct bind *s, struct value *v) {
     case DVM_OP_ARGMIN: TRY(shape_reduce(s, v, x)); break;
     case DVM_OP_GATHER: TRY(shape_gather(s, v, x, V(v->in[1]))); break;
     case DVM_OP_CONCAT: TRY(shape_concat(s, v)); break;
+    case DVM_OP_MATMUL: TRY(shape_matmul(s, v, x, V(v->in[1]))); break;
+    case DVM_OP_GROUPED: TRY(shape_grouped(s, v, x, V(v->in[1]), V(v->in[2]))); break;
     default: TRY(shape_ew(s, v)); break; /* cumsum and store have one operand */
     }
     v->n = 1;
@@ -530,6 +564,76 @@ static int run_gather(struct value *v, const struct value *x, const struct value
     return 0;
 }
 
+/* An operand as a matrix product takes it: 16-bit values rounded. */
+static elem *factors(const struct value *x) {
+    elem *f = malloc((size_t)(x->n + 1) * sizeof *f);
+    for (int64_t k = 0; f && k < x->n; k++)
+        f[k] = is_16(x->dtype) && !any(x->x[k]) ? rounded(x->dtype, x->x[k].v, x->x[k].e) : x->x[k];
+    return f;
+}
+
+/* Offset of the matrix that belongs to index `at` of a result of rank `rank`. */
+static int64_t matrix_at(const struct value *x, int rank, const int64_t *at) {
+    int64_t k = 0;
+    for (int a = 0; a < x->rank - 2; a++)
+        k = k * x->dims[a] + (x->dims[a] == 1 ? 0 : at[a + rank - x->rank]);
+    return k * x->dims[x->rank - 2] * x->dims[x->rank - 1];
+}
+
+/* Where groups begin and end; -1: the list decreases or overruns `most`. */
+static int group_of(const struct value *v, const struct value *list, int64_t most, int64_t row,
+                    int64_t *group, int64_t *lo, int64_t *hi) {
+    int64_t end = 0;
+    bool found = false;
+    for (int64_t g = 0; g < list->n; g++) {
+        int64_t begin = end;
+        end = v->sizes ? end + list->x[g].i : list->x[g].i;
+        if (any(list->x[g])) return 1;
+        if (end < begin || end > most) return -1;
+        if (v->by_rows ? !found && row < end : g == *group) {
+            found = true;
+            *lo = begin;
+            *hi = end;
+            if (v->by_rows) *group = g;
+        }
+    }
+    if (!found) *group = -1;
+    return 0;
+}
+
+static int run_product(oracle *o, struct value *v, bool strict) {
+    const struct value *a = V(v->in[0]), *b = V(v->in[1]),
+                       *list = v->op == DVM_OP_GROUPED ? V(v->in[2]) : NULL;
+    int64_t at[R10], r = v->rank;
+    elem *fa = factors(a), *fb = factors(b);
+    int st = fa && fb ? 0 : -1;
+    int64_t ar = a->dims[a->rank - 1], br = b->dims[b->rank - 1]; /* row pitches */
+    int64_t sak = v->trans_a ? ar : 1, sam = v->trans_a ? 1 : ar;
+    int64_t sbk = v->trans_b ? 1 : br, sbn = v->trans_b ? br : 1;
+    for (int64_t k = 0; st == 0 && k < v->n; k++) {
+        int64_t lo = 0, hi = a->dims[a->rank - (v->trans_a ? 2 : 1)], group = -1, from = 0, to = 0;
+        unravel(v, k, at);
+        int64_t pa = at[r - 2] * sam, pb = at[r - 1] * sbn;
+        if (list) {
+            if (!v->by_rows) group = at[0];
+            st = group_of(v, list, v->by_rows ? v->dims[0] : hi, at[0], &group, &from, &to);
+            if (v->by_rows) pb += (group < 0 ? 0 : group) * b->dims[1] * b->dims[2];
+            if (group < 0) hi = 0;
+            if (!v->by_rows && group >= 0) lo = from, hi = to;
+        } else {
+            pa += matrix_at(a, v->rank, at);
+            pb += matrix_at(b, v->rank, at);
+        }
+        v->x[k] = st == 1 ? undecided()
+                          : dot(v->dtype, fa + pa + lo * sak, sak, fb + pb + lo * sbk, sbk, hi - lo,
+                                strict);
+        if (st == 1) st = 0;
+    }
+    free(fa);
+    free(fb);
+    return st;
+}
+
 static void run_concat(oracle *o, struct value *v) {
     int axis = (int)(v->axis < 0 ? v->axis + v->rank : v->axis);
     int64_t at[R10];
@@ -584,6 +688,8 @@ static int run_one(oracle *o, struct value *v, char *err, size_t cap) {
         return 0;
     case DVM_OP_GATHER: return run_gather(v, x, V(v->in[1]));
     case DVM_OP_CONCAT: run_concat(o, v); return 0;
+    case DVM_OP_MATMUL:
+    case DVM_OP_GROUPED: return run_product(o, v, strict) ? 1 : 0;
     case DVM_OP_STORE:
         for (int64_t k = 0; k < v->n; k++)
             v->x[k] = is_16(v->dtype) ? rounded(v->dtype, x->x[k].v, x->x[k].e) : x->x[k];

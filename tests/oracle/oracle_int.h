@@ -41,6 +41,8 @@ elem cast_elem(dvm_dtype from, dvm_dtype to, elem x);
 /* ---- oracle_ops.c: t is the dtype of the value operands */
 elem apply(dvm_op op, dvm_dtype t, const elem x[3], bool strict);
 elem reduce(dvm_op op, dvm_dtype from, dvm_dtype to, const elem *x, int64_t n, bool strict);
+/* Sum of a[k * sa] b[k * sb] as a matrix product adds it. */
+elem dot(dvm_dtype t, const elem *a, int64_t sa, const elem *b, int64_t sb, int64_t n, bool strict);
 void running_sum(dvm_dtype t, elem *x, int64_t n, bool strict);
 
 /* ---- the program */
@@ -62,7 +64,8 @@ struct value {
     int n1, n2, n3;
     int64_t axes[R10], axis;
     int naxes, mode;
-    bool keep, any_rank, leaf; /* leaf: scalar, constant or size */
+    bool trans_a, trans_b, by_rows, sizes; /* matrix products */
+    bool keep, any_rank, leaf;             /* leaf: scalar, constant or size */
     elem constant;
     int arg;          /* number of the argument or output */
     const char *name; /* of an argument */

@@ -282,6 +282,26 @@ static elem float_sum(dvm_dtype t, const elem *x, int64_t n, bool strict) {
     return sum_of(&s, t, sum_factor(n), strict);
 }
 
+/* a b for a sum of products: the factors' bounds spread to the product. */
+static elem term(elem a, elem b) {
+    if (any(a) || any(b)) return undecided();
+    double v = a.v * b.v, e = fabs(a.v) * b.e + fabs(b.v) * a.e + (double)a.e * b.e;
+    bool open =
+        (isinf(a.v) && b.e > 0 && fabs(b.v) <= b.e) || (isinf(b.v) && a.e > 0 && fabs(a.v) <= a.e);
+    if (open) return undecided();
+    return of_float(v, isfinite(v) ? e : 0);
+}
+
+/* Products are added in f32 with one rounding each: chains of 256, then the chains' sums, in order. */
+elem dot(dvm_dtype t, const elem *a, int64_t sa, const elem *b, int64_t sb, int64_t n,
+         bool strict) {
+    struct total s = {.quantum = 1};
+    for (int64_t k = 0; k < n; k++) add_term(&s, term(a[k * sa], b[k * sb]));
+    double chain = n < 256 ? (double)n : 256, chains = ceil((double)n / 256);
+    s.e += s.quantum > 0 ? 0 : (double)n * 0x1p-149;
+    return sum_of(&s, t, (chain + chains) * 0x1.01p-24, strict);
+}
+
 static elem float_prod(dvm_dtype t, const elem *x, int64_t n, bool strict) {
     double p = 1, e = 0, up = 0, down = 0, most = 1;
     bool exact = true, nan = false, zero = false, inf = false;

@@ -461,6 +461,10 @@ static void attributes(struct parse *s, struct value *a) {
             a->keep = true;
             continue;
         }
+        if (!strcmp(n, "trans_a") || !strcmp(n, "trans_b")) {
+            *(n[6] == 'a' ? &a->trans_a : &a->trans_b) = true;
+            continue;
+        }
         want(s, "=");
         if (!strcmp(n, "dims"))
             a->naxes = ints(s, a->axes);
@@ -468,6 +472,10 @@ static void attributes(struct parse *s, struct value *a) {
             a->dtype = dtype(s);
         else if (!strcmp(n, "axis"))
             a->axis = integer(s);
+        else if (!strcmp(n, "groups"))
+            a->by_rows = !strcmp(name(s), "m");
+        else if (!strcmp(n, "list"))
+            a->sizes = !strcmp(name(s), "sizes");
         else if (!strcmp(n, "mode"))
             a->mode = !strcmp(name(s), "slice");
         else if (!strcmp(n, "start"))
@@ -539,7 +547,7 @@ static int store(struct parse *s) {
 
 static int operation(struct parse *s, dvm_op op, int arity, bool ew, bool red, bool is_test) {
     struct value a = {0};
-    int in[2];
+    int in[3];
     dvm_dtype t;
     if (red) return reduction(s, op);
     if (ew && op != DVM_OP_CAST) return elementwise(s, op, arity, is_test);
@@ -572,6 +580,15 @@ static int operation(struct parse *s, dvm_op op, int arity, bool ew, bool red, b
         in[1] = one(s);
         attributes(s, &a);
         return with(s, op, t, 2, in, &a);
+    case DVM_OP_MATMUL:
+    case DVM_OP_GROUPED:
+        a.dtype = DVM_NDTYPE;
+        for (int i = 1; i < arity; i++) {
+            want(s, ",");
+            in[i] = one(s);
+        }
+        attributes(s, &a);
+        return with(s, op, a.dtype == DVM_NDTYPE ? t : a.dtype, arity, in, &a);
     case DVM_OP_SIZE:
         attributes(s, &a);
         a.leaf = true;

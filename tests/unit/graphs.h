@@ -123,6 +123,20 @@ static const struct graph_case graph_cases[] = {
     {"anyrank",
      "kernel vector:dyn (x: f32[*], y: f32[*]) { %a = maximum %x, %y %b = relu %a store %b }",
      {"2, 3, 4; 4", "20, 30, 400; 400"}},
+    {"product",
+     "kernel split (x: f32[?, k], y: f32[k, ?], r: f32[?, ?]) { %a = matmul %x, %y %t = tanh %a %o "
+     "= add %t, %r store %o }",
+     {"5, 7; 7, 6; 5, 6", "200, 300; 300, 170; 200, 170"}},
+    {"products",
+     "kernel split (q: bf16[?, ?, d], k: bf16[?, ?, d], v: f16[?, e]) { %a = matmul %q, %k, "
+     "trans_b, dtype=f32 %m = max %a, dims=[-1], keep %b = sub %a, %m %e = exp %b %h = cast %e, "
+     "f16 %o = matmul %h, %v store %o }",
+     {"2, 3, 4; 1, 5, 4; 5, 6", "3, 60, 300; 3, 50, 300; 50, 70"}},
+    {"groups",
+     "kernel split (x: f16[m, k], w: f16[3, k, n]) { %i = iota i64[3], axis=0 %j = add %i, 1 %a = "
+     "grouped_matmul %x, %w, %j, groups=m, list=ends %b = grouped_matmul %x, %x, %j, trans_a, "
+     "groups=k, list=sizes store %a store %b }",
+     {"6, 7; 3, 7, 5", "300, 70; 3, 70, 50"}},
     {"parallel",
      "kernel parallel () { next vector %x = load f32[100] %a = exp %x store %a next vector %y = "
      "load f32[7, 9] %b = sum "

@@ -233,6 +233,16 @@ static dvm_status do_by(dvm_graph *g, dvm_val v, dvm_val *out) {
 static dvm_status do_concat(dvm_graph *g, dvm_val v, dvm_val *out) {
     return dvm_graph_concat(g, 2, (dvm_val[]){m.x, v}, 0, out);
 }
+static dvm_status do_left(dvm_graph *g, dvm_val v, dvm_val *out) {
+    return dvm_graph_matmul(g, v, m.x, 1, 0, 0, DVM_F32, out);
+}
+static dvm_status do_right(dvm_graph *g, dvm_val v, dvm_val *out) {
+    return dvm_graph_matmul(g, m.x, v, 0, 1, 0, DVM_F32, out);
+}
+static dvm_status do_groups(dvm_graph *g, dvm_val v, dvm_val *out) {
+    return dvm_graph_grouped_matmul(g, m.x, m.x, 0, 1, 0, v, DVM_GROUP_K, DVM_LIST_SIZES, DVM_F32,
+                                    out);
+}
 static dvm_status do_size(dvm_graph *g, dvm_val v, dvm_val *out) {
     return dvm_graph_size(g, v, 0, NULL, out);
 }
@@ -370,6 +380,52 @@ static void test_views(void **state) {
     expect_type(m.g, v, DVM_F32, 3, 2, 4, 3);
     OK(dvm_graph_permute(m.g, v, 3, (int[]){-1, 0, 1}, &v));
     expect_type(m.g, v, DVM_F32, 3, 3, 2, 4);
+    unmake();
+}
+
+static void test_products(void **state) {
+    (void)state;
+    dvm_val v = 7, w, row;
+    make();
+    try_values(do_left, true);
+    try_values(do_right, true);
+    OK(dvm_graph_load(m.g, DVM_F32, 3, (dvm_dim[]){3, 6, 5}, NULL, &w));
+    OK(dvm_graph_load(m.g, DVM_F16, 1, (dvm_dim[]){5}, NULL, &row));
+    REFUSED(m.g, VALUE, do_groups(m.g, 0, &v));
+    REFUSED(m.g, VALUE, do_groups(m.g, m.foreign, &v));
+    REFUSED(m.g, DTYPE, do_groups(m.g, m.x, &v));
+    REFUSED(m.g, SHAPE, dvm_graph_matmul(m.g, m.x, m.x, 0, 0, 0, DVM_F32, &v));
+    REFUSED(m.g, SHAPE, dvm_graph_matmul(m.g, m.x, m.c, 0, 0, 0, DVM_F32, &v));
+    REFUSED(m.g, DTYPE, dvm_graph_matmul(m.g, m.x, m.h, 0, 1, 0, DVM_F32, &v));
+    REFUSED(m.g, DTYPE, dvm_graph_matmul(m.g, m.b, m.b, 0, 1, 0, DVM_F32, &v));
+    REFUSED(m.g, DTYPE, dvm_graph_matmul(m.g, m.x, m.x, 0, 1, 0, DVM_F16, &v));
+    REFUSED(m.g, DTYPE, dvm_graph_matmul(m.g, m.x, w, 0, 0, row, DVM_I32, &v));
+    REFUSED(m.g, SHAPE, dvm_graph_matmul(m.g, m.x, m.x, 0, 1, row, DVM_F32, &v));
+    REFUSED(m.g, SHAPE, dvm_graph_matmul(m.g, m.x, w, 0, 0, w, DVM_F32, &v));
+    REFUSED(m.g, VALUE, dvm_graph_matmul(m.g, m.x, w, 0, 0, m.foreign, DVM_F32, &v));
+    REFUSED(m.g, ARG,
+            dvm_graph_grouped_matmul(m.g, m.x, w, 0, 0, 0, m.i, 3, DVM_LIST_ENDS, DVM_F32, &v));
+    REFUSED(m.g, ARG, dvm_graph_grouped_matmul(m.g, m.x, w, 0, 0, 0, m.i, 0, 2, DVM_F32, &v));
+    REFUSED(m.g, ARG, dvm_graph_grouped_matmul(m.g, m.x, m.x, 0, 1, row, m.i, 2, 0, DVM_F32, &v));
+    REFUSED(m.g, SHAPE, dvm_graph_grouped_matmul(m.g, m.x, m.x, 0, 0, 0, m.i, 0, 0, DVM_F32, &v));
+    REFUSED(m.g, SHAPE, dvm_graph_grouped_matmul(m.g, m.x, w, 0, 0, row, m.i, 0, 0, DVM_F32, &v));
+    REFUSED(m.g, DTYPE, dvm_graph_grouped_matmul(m.g, m.x, w, 0, 0, 0, m.x, 0, 0, DVM_F32, &v));
+    FAILS(ARG, dvm_graph_matmul(NULL, m.x, w, 0, 0, 0, DVM_F32, &v));
+    assert_int_equal(v, 7);
+    OK(dvm_graph_matmul(m.g, m.x, w, 0, 0, row, DVM_F32, &v));
+    expect_type(m.g, v, DVM_F32, 3, 3, 4, 5);
+    OK(dvm_graph_matmul(m.g, m.h, m.h, 1, 0, 0, DVM_F16, &v));
+    expect_type(m.g, v, DVM_F16, 2, 6, 6);
+    OK(dvm_graph_matmul(m.g, m.h, m.h, 1, 0, 0, DVM_F32, &v));
+    expect_type(m.g, v, DVM_F32, 2, 6, 6);
+    OK(dvm_graph_matmul(m.g, m.y, m.y, 0, 1, 0, DVM_F32, &v));
+    expect_type(m.g, v, DVM_F32, 2, -1, -1);
+    OK(dvm_graph_grouped_matmul(m.g, m.x, w, 0, 0, 0, m.i, DVM_GROUP_M, 0, DVM_F32, &v));
+    expect_type(m.g, v, DVM_F32, 2, 4, 5);
+    OK(dvm_graph_grouped_matmul(m.g, m.x, m.x, 0, 1, 0, m.i, DVM_GROUP_K, 1, DVM_F32, &v));
+    expect_type(m.g, v, DVM_F32, 3, 3, 4, 4);
+    OK(dvm_graph_grouped_matmul(m.g, m.x, m.x, 0, 1, 0, m.i, DVM_GROUP_N, 0, DVM_F32, &v));
+    expect_type(m.g, v, DVM_F32, 2, 4, 4);
     unmake();
 }
 
@@ -778,6 +834,7 @@ static void test_in_place(void **state) {
         "kernel vector (x: f32[?, ?]) { %a = slice %x, start=[-1, 0], size=[-1, -1], step=[-1, 1] "
         "store %a }",
         "kernel split (x: f32[?, ?]) { %a = cumsum %x store %a }",
+        "kernel split (x: f32[n, n]) { %y = matmul %x, %x %a = add %y, %x store %a }",
         "kernel split (x: f32[?, ?]) { %m = max %x, dims=[0], keep %a = sub %x, %m store %a }",
         "kernel split (x: f32[?, ?]) { %m = max %x, dims=[1], keep %a = sub %x, %m store %a }",
         "kernel split (x: f32[?, ?]) { %m = max %x %a = sub %x, %m store %a }",
@@ -970,6 +1027,7 @@ int main(void) {
         cmocka_unit_test(test_leaves),
         cmocka_unit_test(test_elementwise),
         cmocka_unit_test(test_views),
+        cmocka_unit_test(test_products),
         cmocka_unit_test(test_reductions),
         cmocka_unit_test(test_stores_and_sizes),
         cmocka_unit_test(test_sections),

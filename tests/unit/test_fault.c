@@ -175,7 +175,7 @@ static void test_copied_input(void **state) {
 
 struct build {
     dvm_graph *g;
-    dvm_val x, y, i, s, last;
+    dvm_val x, y, i, s, bias, list, last;
     dvm_dim d;
     int round;
 };
@@ -211,10 +211,17 @@ static dvm_status step(struct build *b, int which) {
         snprintf(where, sizeof where, "model.py:%d", b->round * 100);
         return dvm_graph_at(b->g, where);
     case 22: return dvm_graph_section(b->g, DVM_VECTOR, 0);
+    case 23: return dvm_graph_load(b->g, DVM_F32, 1, (dvm_dim[]){-1}, NULL, &b->bias);
+    case 24: return dvm_graph_load(b->g, DVM_I64, 1, (dvm_dim[]){-1}, NULL, &b->list);
+    case 25: return dvm_graph_matmul(b->g, b->x, b->y, 1, 0, 0, DVM_F32, &b->last);
+    case 26: return dvm_graph_matmul(b->g, b->x, b->x, 0, 1, b->bias, DVM_F32, &b->last);
+    case 27:
+        return dvm_graph_grouped_matmul(b->g, b->y, b->x, 0, 0, 0, b->list, DVM_GROUP_K,
+                                        DVM_LIST_ENDS, DVM_F32, &b->last);
     default: return dvm_graph_set_name(b->g, "built");
     }
 }
-enum { STEPS = 24, ROUNDS = 12 };
+enum { STEPS = 29, ROUNDS = 12 };
 
 static char *text_of(struct balance *b, const dvm_graph *g) {
     char *s;

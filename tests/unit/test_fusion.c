@@ -100,6 +100,7 @@ enum {
     S_CUMSUM,
     S_CONCAT,
     S_GATHER,
+    S_PRODUCT,
     S_IOTA
 };
 
@@ -115,6 +116,7 @@ static dvm_status build(dvm_graph *g, const struct step *s, const dvm_val *in, d
     case S_CUMSUM: return dvm_graph_cumsum(g, in[0], out);
     case S_CONCAT: return dvm_graph_concat(g, s->nin, in, s->n, out);
     case S_GATHER: return dvm_graph_gather(g, in[0], in[1], s->n, s->keep, out);
+    case S_PRODUCT: return dvm_graph_matmul(g, in[0], in[1], s->q[0], s->q[1], 0, s->t, out);
     default: return dvm_graph_iota(g, s->t, s->n, s->p, s->q[0], out);
     }
 }
@@ -333,10 +335,31 @@ static bool random_other(struct program *p, struct step *s) {
     }
 }
 
+/* Any two matrices whose sizes meet. */
+static bool random_product(struct program *p, struct step *s) {
+    int a = pick_value(p, -1);
+    const struct value *x = &p->val[a];
+    int b = pick_value(p, (int)x->t);
+    if (b < 0 || !is_float(x->t) || x->rank < 2 || p->val[b].rank < 2) return false;
+    const struct value *y = &p->val[b];
+    *s = (struct step){.kind = S_PRODUCT, .nin = 2, .a = {a, b}, .t = x->t};
+    for (int i = 3; i <= x->rank && i <= y->rank; i++) {
+        int64_t d = x->d[x->rank - i], e = y->d[y->rank - i];
+        if (d != e && d != 1 && e != 1) return false;
+    }
+    for (int f = (int)rnd(4), tries = 0; tries < 4; tries++, f = (f + 1) % 4) {
+        s->q[0] = f & 1;
+        s->q[1] = f >> 1;
+        if (x->d[x->rank - 1 - s->q[0]] == y->d[y->rank - 2 + s->q[1]]) return true;
+    }
+    return false;
+}
+
 static bool random_step(struct program *p, struct step *s) {
     memset(s, 0, sizeof *s);
-    uint32_t r = rnd(20);
-    return r < 10   ? random_ew(p, s)
+    uint32_t r = rnd(22);
+    return r > 19   ? random_product(p, s)
+           : r < 10 ? random_ew(p, s)
            : r < 13 ? random_red(p, s)
            : r < 17 ? random_view(p, s)
                     : random_other(p, s);

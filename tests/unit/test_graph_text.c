@@ -96,6 +96,8 @@ static bool line_of(dvm_op op, char *buf, size_t cap) {
         {DVM_OP_CUMSUM, "%r = cumsum %h"},
         {DVM_OP_GATHER, "%r = gather %f, %l, axis=-1, mode=slice"},
         {DVM_OP_CONCAT, "%r = concat %f, %f, %f, axis=1"},
+        {DVM_OP_MATMUL, "%r = matmul %h, %h, trans_a, dtype=f32"},
+        {DVM_OP_GROUPED, "%r = grouped_matmul %f, %f, %l, trans_b, groups=k, list=sizes"},
         {DVM_OP_STORE, "%r = store %f, strides=[1, m]"},
     };
     for (size_t k = 0; k < sizeof own / sizeof *own; k++)

@@ -9,6 +9,8 @@
 
 #include "base/err.h"
 #include "graphs.h"
+#include "ops/gemm/gemm.h"
+#include "ops/gemm/gemm_kernel.h"
 #include "plan/make.h"
 #include "plan/plan_text.h"
 #include "rt/run.h"
@@ -56,7 +58,14 @@ static void run_read(struct prog *p, struct dvm_plan *plan, const char *name) {
     }
     for (uint32_t i = 0; i < plan->nstrip; i++)
         assert_int_equal(ref.compile(&ref, &sys, &plan->strip[i], &plan->code[i]), DVM_OK);
-    struct dvm_launch l = {.plan = plan, .in = in, .out = out, .param = param, .mem = &sys};
+    struct dvm_gemm_isa scalar = {0};
+    struct dvm_launch l = {.plan = plan,
+                           .in = in,
+                           .out = out,
+                           .param = param,
+                           .mem = &sys,
+                           .product = dvm_gemm_kernel,
+                           .level = &scalar};
     l.ws = plan->workspace ? dvm_mem_new(&sys, plan->workspace) : NULL;
     prog_poison(p);
     if (dvm_drive(&l)) fail_msg("%s: %s", name, dvm_error_text());
@@ -139,12 +148,12 @@ static void test_form(void **state) {
     broken("[4, 8]", "[4, 99999999999999999999]",
            "t:1:51: expected a number in range before \"99999999999999999999\"");
     broken("kernel 0", "kernel 1", "t:4:8: expected its number before \"1\"");
-    broken("row", "rows", "t:4:10: expected map, row or col before \"rows\"");
+    broken("row", "rows", "t:4:10: expected map, row, col or gemm before \"rows\"");
     broken("kept 4, strip 8", "strip 8, kept 4",
            "t:5:22: expected kept, reduced, strip in this order before \"4\"");
     broken("kept 4, strip 8", "kept 4, kept 8", "t:6:3: expected a strip axis before \"block\"");
     broken("bytes", "byte", "t:6:22: expected bytes before \"byte\"");
-    broken("full", "half", "t:7:9: expected full or vec before \"half\"");
+    broken("full", "half", "t:7:9: expected full, vec, pack_a or pack_b before \"half\"");
     broken("o1: scratch", "o2: scratch", "t:9:5: \"o2\" where o1 is next");
     broken("scratch [4, 0]", "scratch [4]",
            "t:10:3: expected a step for each axis before \"phase\"");

@@ -6,6 +6,7 @@
 
 #include <cmocka.h>
 
+#include <stdio.h>
 #include <string.h>
 
 #include "code/bc_table.h"
@@ -182,7 +183,9 @@ static void damaged_bytes(void **state) {
     }
     bytes[4]++;
     assert_int_equal(dvm_strip_decode(&mem, bytes, n, &s), DVM_ERR_FORMAT);
-    assert_non_null(strstr(dvm_error_text(), "format 2"));
+    char later[20];
+    snprintf(later, sizeof later, "format %d", DVM_FORMAT + 1);
+    assert_non_null(strstr(dvm_error_text(), later));
     test_free(bytes);
 }
 
