@@ -52,7 +52,7 @@ static bool scalar_arg(PyObject *o, const struct slot *want, int which, dvm_arg 
     *arg = (dvm_arg){.rank = -1, .dtype = want->dtype};
     if (pydvm_number(o, want->dtype, &arg->num)) return true;
     PyErr_Clear();
-    pydvm_fail(DVM_ERR_ARG, "argument %d, a scalar: expected a number for %s, given %R", which,
+    pydvm_fail(DVM_ERR_ARG, "input %d, a scalar: expected a number for %s, given %R", which,
                dvm_dtype_name((dvm_dtype)want->dtype), o);
     return false;
 }
@@ -60,16 +60,15 @@ static bool scalar_arg(PyObject *o, const struct slot *want, int which, dvm_arg 
 static bool frame_inputs(struct frame *f, const struct kernel *self, PyObject *const *a) {
     for (int i = 0; i < self->nin; i++) {
         const struct slot *s = &self->in[i];
-        if (s->scalar ? !scalar_arg(a[i], s, i + 1, &f->arg[i])
-                      : !pydvm_tensor(a[i], s, false, i + 1, &f->tensor[i]))
+        if (s->scalar ? !scalar_arg(a[i], s, i, &f->arg[i])
+                      : !pydvm_tensor(a[i], s, false, i, &f->tensor[i]))
             return false;
     }
     return true;
 }
 
 static bool frame_output(struct frame *f, const struct kernel *self, int i, PyObject *o) {
-    const int at = self->nin + i;
-    return pydvm_tensor(o, &self->out[i], true, at + 1, &f->tensor[at]);
+    return pydvm_tensor(o, &self->out[i], true, i, &f->tensor[self->nin + i]);
 }
 
 static dvm_status frame_run(struct frame *f, struct kernel *self) {
@@ -86,6 +85,27 @@ static dvm_status frame_run(struct frame *f, struct kernel *self) {
     Py_END_ALLOW_THREADS return st;
 }
 
+/* The pending exception with the names of the arguments it counts. Returns NULL. */
+static PyObject *name_arguments(const struct kernel *self) {
+    if (!self->names || !PyErr_ExceptionMatches(pydvm.error[0])) return NULL;
+    PyObject *type, *error, *trace;
+    PyErr_Fetch(&type, &error, &trace);
+    PyErr_NormalizeException(&type, &error, &trace);
+    PyObject *module = PyImport_ImportModule("dvm.arrays");
+    PyObject *done =
+        module ? PyObject_CallMethod(module, "name_arguments", "OO", error, self->names) : NULL;
+    Py_XDECREF(module);
+    if (done)
+        PyErr_Restore(type, error, trace);
+    else {
+        Py_XDECREF(type);
+        Py_XDECREF(error);
+        Py_XDECREF(trace);
+    }
+    Py_XDECREF(done);
+    return NULL;
+}
+
 static bool wrong_count(const struct kernel *self, Py_ssize_t given, bool outputs) {
     int expected = self->nin + (outputs ? self->nout : 0);
     if (given == expected) return false;
@@ -94,6 +114,7 @@ static bool wrong_count(const struct kernel *self, Py_ssize_t given, bool output
                    expected, self->nin, self->nout, given);
     else
         pydvm_fail(DVM_ERR_ARG, "expected %d arguments, given %zd", expected, given);
+    name_arguments(self);
     return true;
 }
 
@@ -125,6 +146,7 @@ static PyObject *kernel_run(struct kernel *self, PyObject *const *a, Py_ssize_t 
     frame_close(&f);
     if (ok && !st) Py_RETURN_NONE;
     if (st) pydvm_raise(st);
+    name_arguments(self);
     return rescued(self, a, n);
 }
 
@@ -188,10 +210,11 @@ static PyObject *call(struct kernel *self, PyObject *const *a, Py_ssize_t n, enu
     dvm_status st = tuple ? frame_run(&f, self) : DVM_OK;
     frame_close(&f);
     if (st) {
-        Py_DECREF(tuple);
-        return pydvm_raise(st);
+        Py_CLEAR(tuple);
+        pydvm_raise(st);
     }
-    if (!tuple || self->nout != 1) return tuple;
+    if (!tuple) return name_arguments(self);
+    if (self->nout != 1) return tuple;
     PyObject *one = Py_NewRef(PyTuple_GetItem(tuple, 0));
     Py_DECREF(tuple);
     return one;
@@ -213,7 +236,7 @@ static PyObject *kernel_infer(struct kernel *self, PyObject *const *a, Py_ssize_
     if (wrong_count(self, n, false) || !frame_open(&f, self->nin)) return NULL;
     bool ok = frame_inputs(&f, self, a) && shapes(&f, self, &ranks, &dims, &dtypes);
     frame_close(&f);
-    if (!ok) return NULL;
+    if (!ok) return name_arguments(self);
     PyObject *list = PyList_New(0);
     for (int i = 0; list && i < self->nout; i++) {
         PyObject *shape = PyTuple_New(ranks[i]);
@@ -281,6 +304,7 @@ PyObject *pydvm_kernel_of(struct graph *g) {
     self->nin = nin;
     self->nout = nout;
     self->rescue = NULL;
+    self->names = NULL;
     return (PyObject *)self;
 }
 
@@ -290,6 +314,7 @@ static void kernel_dealloc(PyObject *o) {
     dvm_kernel_destroy(&self->k);
     PyMem_Free(self->in);
     Py_XDECREF(self->rescue);
+    Py_XDECREF(self->names);
     Py_DECREF((PyObject *)self->ctx);
     PyObject_Free(o);
     Py_DECREF(type);
@@ -314,6 +339,25 @@ static PyObject *kernel_outputs(PyObject *o, void *unused) {
     return slot_list(((struct kernel *)o)->out, ((struct kernel *)o)->nout);
 }
 
+static PyObject *kernel_names(PyObject *o, void *unused) {
+    (void)unused;
+    PyObject *names = ((struct kernel *)o)->names;
+    return Py_NewRef(names ? names : Py_None);
+}
+
+static int kernel_set_names(PyObject *o, PyObject *names, void *unused) {
+    (void)unused;
+    struct kernel *self = (struct kernel *)o;
+    if (!names || !PyTuple_Check(names) || PyTuple_Size(names) != self->nin) {
+        PyErr_Format(PyExc_TypeError, "names: a tuple of %d strings", self->nin);
+        return -1;
+    }
+    PyObject *old = self->names;
+    self->names = Py_NewRef(names);
+    Py_XDECREF(old);
+    return 0;
+}
+
 #define FAST(name, doc) {#name, (PyCFunction)(void (*)(void))kernel_##name, METH_FASTCALL, doc}
 static PyMethodDef kernel_methods[] = {
     FAST(run, "run(*inputs, *outputs): computes into the given outputs."),
@@ -334,6 +378,7 @@ static PyMethodDef kernel_methods[] = {
 static PyGetSetDef kernel_getset[] = {
     {"inputs", kernel_inputs, NULL, "((dtype number, is scalar), ...)", NULL},
     {"outputs", kernel_outputs, NULL, "((dtype number, False), ...)", NULL},
+    {"names", kernel_names, kernel_set_names, "Names of the inputs, which errors mention.", NULL},
     {0},
 };
 static PyType_Slot kernel_slots[] = {

@@ -5,7 +5,8 @@
  *   ATTR      data_ptr(), shape, stride(), dtype, device (older torch)
  *   DLPACK    __dlpack__()
  *
- * dvm.arrays (Python) knows the rest: families, copies, and views of dtypes that have no buffer format. */
+ * dvm.arrays (Python) knows the rest: families, copies, views of dtypes that have no buffer format, and what to do about
+ * an argument that no door takes. */
 #include "pydvm.h"
 
 #include <math.h>
@@ -61,7 +62,9 @@ static const struct known *learn(PyObject *o) {
     if (!family) return NULL;
     struct known k = {.type = type, .family = (enum family)PyLong_AsLong(family)};
     Py_DECREF(family);
-    if (k.family == FAMILY_NUMPY)
+    if (k.family == FAMILY_NONE)
+        k.how = HOW_NONE;
+    else if (k.family == FAMILY_NUMPY)
         k.how = HOW_BUFFER;
     else if ((k.api = exchange_of(type)))
         k.how = HOW_EXCHANGE;
@@ -87,49 +90,67 @@ static const struct known *look(PyObject *o) {
 
 /* ---- messages ---- */
 
-static const char *role(bool output) { return output ? "an output" : "an input"; }
+/* Arguments are numbered as the library does: inputs and outputs each from 0. Their names, where there are any, are
+ * added by pydvm_name_arguments. */
+static const char *role(const struct tensor *t) { return t->output ? "output" : "input"; }
 
-static bool wrong_kind(PyObject *o, const struct slot *want, bool output, int which) {
-    PyObject *name = PyObject_GetAttrString((PyObject *)Py_TYPE(o), "__name__");
-    if (name)
-        pydvm_fail(
-            DVM_ERR_ARG, "argument %d, %s: expected an array or tensor of %s, given %S%s", which,
-            role(output), want->dtype < DVM_NDTYPE ? dvm_dtype_name(want->dtype) : "any dtype",
-            name,
-            PyNumber_Check(o)
-                ? "; a number is an argument of a kernel only where it was declared by scalar()"
-                : "");
-    Py_XDECREF(name);
-    return false;
+static const char *wanted(const struct slot *want, const char *any) {
+    return want->dtype < DVM_NDTYPE ? dvm_dtype_name(want->dtype) : any;
 }
 
-static bool wrong_dtype(PyObject *o, const struct slot *want, bool output, int which,
-                        const char *given) {
-    PyObject *dtype = given ? NULL : PyObject_GetAttrString(o, "dtype");
-    if (!given && !dtype) PyErr_Clear();
-    PyObject *text = given   ? PyUnicode_FromString(given)
-                     : dtype ? PyObject_Str(dtype)
-                             : PyUnicode_FromString("?");
+static bool wrong_kind(PyObject *o, const struct slot *want, const struct tensor *t) {
+    PyObject *text = arrays_call("about_kind", o);
     if (text)
-        pydvm_fail(DVM_ERR_DTYPE, "argument %d, %s: expected %s, given %U%s", which, role(output),
-                   want->dtype < DVM_NDTYPE ? dvm_dtype_name(want->dtype) : "a dtype of DVM", text,
-                   want->dtype == DVM_BF16 ? " (numpy: uint16 with the raw bits)" : "");
+        pydvm_fail(DVM_ERR_ARG, "%s %d: expected an array or tensor of %s, given %U", role(t),
+                   t->which, wanted(want, "any dtype"), text);
     Py_XDECREF(text);
-    Py_XDECREF(dtype);
     return false;
 }
 
-static bool check_dtype(PyObject *o, const struct slot *want, bool output, int which, int given) {
+static bool wrong_dtype(PyObject *o, const struct slot *want, const struct tensor *t,
+                        const char *given) {
+    PyObject *module = PyImport_ImportModule("dvm.arrays");
+    PyObject *text =
+        module ? PyObject_CallMethod(module, "about_dtype", "Ois", o, (int)want->dtype, given)
+               : NULL;
+    if (text)
+        pydvm_fail(DVM_ERR_DTYPE, "%s %d: expected %s, given %U", role(t), t->which,
+                   wanted(want, "a dtype of DVM"), text);
+    Py_XDECREF(text);
+    Py_XDECREF(module);
+    return false;
+}
+
+static bool check_dtype(PyObject *o, const struct slot *want, const struct tensor *t, int given) {
     if (given == want->dtype || (given >= 0 && want->dtype >= DVM_NDTYPE)) return true;
-    return wrong_dtype(o, want, output, which,
-                       given >= 0 ? dvm_dtype_name((dvm_dtype)given) : NULL);
+    return wrong_dtype(o, want, t, given >= 0 ? dvm_dtype_name((dvm_dtype)given) : NULL);
 }
 
-static bool check_rank(int64_t rank, int which) {
+static bool check_rank(int64_t rank, const struct tensor *t) {
     if (rank >= 0 && rank <= DVM_MAX_RANK) return true;
-    pydvm_fail(DVM_ERR_LIMIT, "argument %d has %lld dimensions, at most %d are possible", which,
-               (long long)rank, DVM_MAX_RANK);
+    pydvm_fail(DVM_ERR_LIMIT, "%s %d has %lld dimensions, at most %d are possible", role(t),
+               t->which, (long long)rank, DVM_MAX_RANK);
     return false;
+}
+
+static bool read_only(const struct tensor *t) {
+    pydvm_fail(DVM_ERR_ARG, "%s %d is read-only: pass memory that may be written", role(t),
+               t->which);
+    return false;
+}
+
+/* Hands over to another object that stands for o: a copy, or a view of raw bits. The answer None, or a second
+ * substitution, means that there is none. */
+static bool from_substitute(const char *how, PyObject *o, const struct slot *want,
+                            struct tensor *t) {
+    PyObject *other = arrays_call(how, o);
+    if (!other) return false;
+    if (other == Py_None || t->owner) {
+        Py_DECREF(other);
+        return wrong_dtype(o, want, t, NULL);
+    }
+    t->owner = other;
+    return pydvm_tensor(other, want, t->output, t->which, t);
 }
 
 static bool empty_dims(const dvm_arg *a) {
@@ -139,13 +160,30 @@ static bool empty_dims(const dvm_arg *a) {
 }
 
 /* Last step of every door. Strides of a tensor without elements say nothing. */
-static bool finish(dvm_arg *a, int which) {
+static bool finish(PyObject *o, const struct slot *want, struct tensor *t) {
+    dvm_arg *a = t->arg;
     if (empty_dims(a)) {
         a->strides = NULL;
         return true;
     }
-    if (a->data) return true;
-    pydvm_fail(DVM_ERR_ARG, "argument %d has no memory behind it (a fake or meta tensor?)", which);
+    if (!a->data) {
+        pydvm_fail(DVM_ERR_ARG,
+                   "%s %d has no memory behind it: a fake, meta or zero tensor, or one whose "
+                   "storage was freed; pass a tensor with data",
+                   role(t), t->which);
+        return false;
+    }
+    const size_t size = dvm_dtype_size((dvm_dtype)a->dtype);
+    if (((uintptr_t)a->data & (size - 1)) == 0) return true;
+    if (!t->output && !t->owner) {
+        if (t->has_buf) PyBuffer_Release(&t->buf);
+        t->has_buf = false;
+        return from_substitute("dense_copy", o, want, t);
+    }
+    pydvm_fail(DVM_ERR_ARG,
+               "%s %d is not aligned to its %zu-byte elements: pass memory of its own, such as a "
+               "new array, and copy from there",
+               role(t), t->which, size);
     return false;
 }
 
@@ -172,60 +210,57 @@ static int dtype_of_format(const char *f, Py_ssize_t size) {
     }
 }
 
-/* Hands over to another object that stands for o: a copy, or a view of raw bits. */
-static bool from_substitute(const char *how, PyObject *o, const struct slot *want, bool output,
-                            int which, struct tensor *t) {
-    PyObject *other = arrays_call(how, o);
-    if (!other) return false;
-    if (other == Py_None || t->owner) {
-        Py_DECREF(other);
-        return wrong_dtype(o, want, output, which, NULL);
+/* No buffer, or none that may be written. */
+static bool no_buffer(PyObject *o, const struct slot *want, struct tensor *t) {
+    if (PyErr_ExceptionMatches(PyExc_ValueError) && PyMemoryView_Check(o))
+        return false; /* a released view: pydvm_tensor puts it into words */
+    PyErr_Clear();
+    if (t->output && PyObject_GetBuffer(o, &t->buf, PyBUF_RECORDS_RO) == 0) {
+        PyBuffer_Release(&t->buf);
+        return read_only(t);
     }
-    t->owner = other;
-    return pydvm_tensor(other, want, output, which, t);
+    PyErr_Clear();
+    return from_substitute("raw_bits", o, want, t);
 }
 
-static bool from_buffer(PyObject *o, const struct slot *want, bool output, int which,
-                        struct tensor *t) {
-    if (PyObject_GetBuffer(o, &t->buf, output ? PyBUF_RECORDS : PyBUF_RECORDS_RO)) {
-        if (!output) {
-            PyErr_Clear();
-            return from_substitute("raw_bits", o, want, output, which, t);
-        }
-        PyErr_Clear();
-        if (PyObject_GetBuffer(o, &t->buf, PyBUF_RECORDS_RO) == 0) {
-            PyBuffer_Release(&t->buf);
-            pydvm_fail(DVM_ERR_ARG, "argument %d, an output, is read-only", which);
-            return false;
-        }
-        PyErr_Clear();
-        return from_substitute("raw_bits", o, want, output, which, t);
-    }
-    t->has_buf = true;
+/* Sizes and strides of t->buf; false when its strides are no multiple of the element. */
+static bool buffer_steps(struct tensor *t) {
     const Py_buffer *b = &t->buf;
-    if (!check_dtype(o, want, output, which, dtype_of_format(b->format, b->itemsize)) ||
-        !check_rank(b->ndim, which))
-        return false;
+    bool ok = true;
     for (int i = 0; i < b->ndim; i++) {
         t->dims[i] = b->shape[i];
+        if (!b->strides) continue; /* ctypes: dense */
         t->strides[i] = b->strides[i] / b->itemsize;
-        if (t->strides[i] * b->itemsize != b->strides[i] && b->shape[i] > 1) {
-            PyBuffer_Release(&t->buf);
-            t->has_buf = false;
-            if (!output) return from_substitute("dense_copy", o, want, output, which, t);
+        ok &= t->strides[i] * b->itemsize == b->strides[i] || b->shape[i] <= 1;
+    }
+    return ok;
+}
+
+static bool from_buffer(PyObject *o, const struct slot *want, struct tensor *t) {
+    if (PyObject_GetBuffer(o, &t->buf, t->output ? PyBUF_RECORDS : PyBUF_RECORDS_RO))
+        return no_buffer(o, want, t);
+    t->has_buf = true;
+    const Py_buffer *b = &t->buf;
+    const int given = dtype_of_format(b->format, b->itemsize);
+    if (!check_dtype(o, want, t, given) || !check_rank(b->ndim, t)) return false;
+    if (!buffer_steps(t)) {
+        if (t->output) {
             pydvm_fail(DVM_ERR_ARG,
-                       "argument %d, an output: strides are no multiple of the element size",
-                       which);
+                       "%s %d: strides are no multiple of the element size: pass memory of its "
+                       "own, such as a new array, and copy from there",
+                       role(t), t->which);
             return false;
         }
+        PyBuffer_Release(&t->buf);
+        t->has_buf = false;
+        return from_substitute("dense_copy", o, want, t);
     }
     *t->arg = (dvm_arg){.data = b->buf,
                         .dims = t->dims,
-                        .strides = t->strides,
+                        .strides = b->strides ? t->strides : NULL,
                         .rank = b->ndim,
-                        .dtype = want->dtype};
-    if (want->dtype >= DVM_NDTYPE) t->arg->dtype = dtype_of_format(b->format, b->itemsize);
-    return finish(t->arg, which);
+                        .dtype = given};
+    return finish(o, want, t);
 }
 
 /* ---- DLPack ---- */
@@ -246,27 +281,31 @@ static int dtype_of_dl(DLDataType t) {
     }
 }
 
-static bool wrong_device(const char *name, int id, int which) {
+static bool wrong_device(const char *name, int id, const struct tensor *t) {
     pydvm_fail(DVM_ERR_UNSUPPORTED,
-               "argument %d is in the memory of %s:%d, and this context runs on the CPU: pass a "
-               "CPU tensor (x.cpu())",
-               which, name, id);
+               "%s %d is in the memory of %s:%d, and this context runs on the CPU: pass a CPU "
+               "tensor (x.cpu())",
+               role(t), t->which, name, id);
     return false;
 }
 
-static bool from_dltensor(PyObject *o, const DLTensor *d, const struct slot *want, bool output,
-                          int which, struct tensor *t) {
+static bool from_dltensor(PyObject *o, const DLTensor *d, const struct slot *want,
+                          struct tensor *t) {
     switch (d->device.device_type) {
     case kDLCPU:
     case kDLCUDAHost:
     case kDLROCMHost: break;
     case kDLCUDA:
-    case kDLCUDAManaged: return wrong_device("cuda", d->device.device_id, which);
-    case kDLROCM: return wrong_device("rocm", d->device.device_id, which);
-    default: return wrong_device("a device", d->device.device_id, which);
+    case kDLCUDAManaged: return wrong_device("cuda", d->device.device_id, t);
+    case kDLROCM: return wrong_device("rocm", d->device.device_id, t);
+    default: return wrong_device("a device", d->device.device_id, t);
     }
     const int given = dtype_of_dl(d->dtype);
-    if (!check_dtype(o, want, output, which, given) || !check_rank(d->ndim, which)) return false;
+    if (!check_dtype(o, want, t, given) || !check_rank(d->ndim, t)) return false;
+    if (d->ndim && !d->shape) {
+        pydvm_fail(DVM_ERR_ARG, "%s %d: its DLPack tensor has no shape", role(t), t->which);
+        return false;
+    }
     *t->arg = (dvm_arg){.data = d->data ? (char *)d->data + d->byte_offset : NULL,
                         .dims = t->dims,
                         .strides = d->strides ? t->strides : NULL,
@@ -276,64 +315,92 @@ static bool from_dltensor(PyObject *o, const DLTensor *d, const struct slot *wan
         t->dims[i] = d->shape[i];
         if (d->strides) t->strides[i] = d->strides[i];
     }
-    return finish(t->arg, which);
+    return finish(o, want, t);
 }
 
-/* Says in DVM's words why a tensor could not be described; the reason is the pending exception. */
-static bool refuse(PyObject *o, int which) {
-    PyObject *type, *reason, *trace;
-    PyErr_Fetch(&type, &reason, &trace);
-    PyObject *module = PyImport_ImportModule("dvm.arrays");
-    PyObject *done =
-        module ? PyObject_CallMethod(module, "refuse", "OiO", o, which, reason ? reason : Py_None)
-               : NULL;
-    Py_XDECREF(done);
-    Py_XDECREF(module);
-    Py_XDECREF(type);
-    Py_XDECREF(reason);
-    Py_XDECREF(trace);
-    return false;
+/* Kernels record no graph for autograd: refused while torch records one, as torch does for out= arguments. */
+static bool untracked(const struct tensor *t) {
+    static PyObject *enabled;
+    if (!enabled && !(enabled = arrays_call("grad_mode", Py_None))) return false;
+    PyObject *on = PyObject_CallNoArgs(enabled);
+    Py_XDECREF(on);
+    if (on == Py_True)
+        pydvm_fail(DVM_ERR_UNSUPPORTED,
+                   "%s %d requires grad, and a kernel is not recorded for backward: call it under "
+                   "torch.no_grad(), or pass x.detach(); torch.compile(f, backend=\"dvm\") "
+                   "differentiates",
+                   role(t), t->which);
+    return on && on != Py_True;
 }
 
-static bool dense(const DLTensor *d) {
-    int64_t step = 1;
-    for (int i = d->ndim - 1; i >= 0; i--) {
-        if (d->strides && d->strides[i] != step) return false;
-        step *= d->shape[i];
+/* The same for forward mode. */
+static bool no_tangent(PyObject *o, const struct tensor *t) {
+    static PyObject *space, *name;
+    if (!space && !(space = arrays_call("forward_mode", Py_None))) return false;
+    if (!name && !(name = PyUnicode_InternFromString("_current_level"))) return false;
+    PyObject *level = PyDict_GetItemWithError(space, name);
+    if (!level || PyLong_AsLong(level) < 0) return !PyErr_Occurred();
+    PyObject *dual = arrays_call("is_dual", o);
+    Py_XDECREF(dual);
+    if (dual == Py_True)
+        pydvm_fail(DVM_ERR_UNSUPPORTED,
+                   "%s %d carries a tangent of forward-mode differentiation, which a kernel does "
+                   "not compute: pass torch.autograd.forward_ad.unpack_dual(x).primal",
+                   role(t), t->which);
+    return dual && dual != Py_True;
+}
+
+/* Whether the answer of o.name() is True; -1 with an exception. */
+static int asks(PyObject *o, PyObject **name, const char *text) {
+    if (!*name && !(*name = PyUnicode_InternFromString(text))) return -1;
+    PyObject *answer = PyObject_CallMethodObjArgs(o, *name, NULL);
+    Py_XDECREF(answer);
+    return answer ? answer == Py_True : -1;
+}
+
+/* A tensor of torch may be the negative of its memory (the imaginary part of a conjugate, torch._neg_view), and it may
+ * be part of a graph that autograd records. DLPack and data_ptr() tell neither. The two questions take 0.2 us a tensor. */
+static bool from_torch(PyObject *o, struct tensor *t, bool *negated) {
+    static PyObject *is_neg, *requires_grad;
+    const int neg = asks(o, &is_neg, "is_neg");
+    if (neg < 0) return false;
+    *negated = neg;
+    if (neg && t->output) {
+        pydvm_fail(DVM_ERR_ARG,
+                   "%s %d is a lazily negated view: pass x.resolve_neg() and copy from there",
+                   role(t), t->which);
+        return false;
     }
-    return d->ndim > 0;
-}
-
-/* Whether a tensor of torch is the negative of its memory. DLPack does not tell. That is so for the imaginary part of a
- * conjugate, which is never dense, so the question (0.1 us) is not put to every tensor. 1, 0, or -1 with an exception. */
-static int negated(PyObject *o, const DLTensor *d) {
-    static PyObject *name;
-    if (d->dtype.code != kDLFloat || dense(d)) return 0;
-    if (!name && !(name = PyUnicode_InternFromString("is_neg"))) return -1;
-    PyObject *answer = PyObject_CallMethodObjArgs(o, name, NULL);
-    if (!answer) return -1;
-    const int yes = answer == Py_True;
-    Py_DECREF(answer);
-    return yes;
+    if (!requires_grad && !(requires_grad = PyUnicode_InternFromString("requires_grad")))
+        return false;
+    PyObject *tracked = PyObject_GetAttr(o, requires_grad);
+    Py_XDECREF(tracked);
+    return tracked && (tracked != Py_True || untracked(t)) && no_tangent(o, t);
 }
 
 static bool from_exchange(const DLPackExchangeAPI *api, PyObject *o, const struct slot *want,
-                          bool output, int which, struct tensor *t) {
+                          struct tensor *t) {
     DLTensor d;
-    if (api->dltensor_from_py_object_no_sync(o, &d)) return refuse(o, which);
-    const int neg = t->family == FAMILY_TORCH ? negated(o, &d) : 0;
-    if (neg < 0) return false;
-    if (neg && output) {
-        pydvm_fail(DVM_ERR_ARG,
-                   "argument %d, an output, is a lazily negated view: pass x.resolve_neg()", which);
+    bool negated = false;
+    if (api->dltensor_from_py_object_no_sync(o, &d)) return false;
+    if (t->family == FAMILY_TORCH && d.dtype.code != kDLBool && !from_torch(o, t, &negated))
         return false;
-    }
-    if (neg) return from_substitute("resolve_neg", o, want, output, which, t);
-    return from_dltensor(o, &d, want, output, which, t);
+    if (negated) return from_substitute("resolve_neg", o, want, t);
+    return from_dltensor(o, &d, want, t);
 }
 
-static bool from_capsule(PyObject *o, const struct slot *want, bool output, int which,
-                         struct tensor *t) {
+static bool no_capsule(const struct tensor *t, PyObject *given) {
+    const bool used = PyCapsule_IsValid(given, "used_dltensor") ||
+                      PyCapsule_IsValid(given, "used_dltensor_versioned");
+    PyObject *name = PyObject_GetAttrString((PyObject *)Py_TYPE(given), "__name__");
+    if (name)
+        pydvm_fail(DVM_ERR_ARG, "%s %d: its __dlpack__() returned %S%s, expected a DLPack capsule",
+                   role(t), t->which, name, used ? " that was consumed before" : "");
+    Py_XDECREF(name);
+    return false;
+}
+
+static bool from_capsule(PyObject *o, const struct slot *want, struct tensor *t) {
     PyObject *capsule = PyObject_CallMethod(o, "__dlpack__", NULL);
     if (!capsule) return false;
     Py_XDECREF(t->owner);
@@ -341,27 +408,26 @@ static bool from_capsule(PyObject *o, const struct slot *want, bool output, int 
     if (PyCapsule_IsValid(capsule, "dltensor_versioned")) {
         DLManagedTensorVersioned *m = PyCapsule_GetPointer(capsule, "dltensor_versioned");
         if (m->version.major != 1) {
-            pydvm_fail(DVM_ERR_ARG, "argument %d speaks DLPack %u, not 1", which, m->version.major);
+            pydvm_fail(DVM_ERR_ARG, "%s %d speaks DLPack %u, not 1", role(t), t->which,
+                       m->version.major);
             return false;
         }
-        if (output && m->flags & DLPACK_FLAG_READ_ONLY) {
-            pydvm_fail(DVM_ERR_ARG, "argument %d, an output, is read-only", which);
-            return false;
-        }
-        return from_dltensor(o, &m->dl_tensor, want, output, which, t);
+        if (t->output && m->flags & DLPACK_FLAG_READ_ONLY) return read_only(t);
+        return from_dltensor(o, &m->dl_tensor, want, t);
     }
+    if (!PyCapsule_IsValid(capsule, "dltensor")) return no_capsule(t, capsule);
     DLManagedTensor *m = PyCapsule_GetPointer(capsule, "dltensor");
-    return m && from_dltensor(o, &m->dl_tensor, want, output, which, t);
+    return from_dltensor(o, &m->dl_tensor, want, t);
 }
 
 /* ---- attributes of older torch ---- */
 
-static bool integers(PyObject *o, int64_t *out, int *n, int which) {
+static bool integers(PyObject *o, int64_t *out, int *n, const struct tensor *t) {
     PyObject *tuple = o ? PySequence_Tuple(o) : NULL;
     Py_XDECREF(o);
     if (!tuple) return false;
     const Py_ssize_t len = PyTuple_Size(tuple);
-    bool ok = check_rank(len, which);
+    bool ok = check_rank(len, t);
     *n = (int)len;
     for (Py_ssize_t i = 0; ok && i < len; i++) {
         out[i] = PyLong_AsLongLong(PyTuple_GetItem(tuple, i));
@@ -371,42 +437,70 @@ static bool integers(PyObject *o, int64_t *out, int *n, int which) {
     return ok;
 }
 
-static bool from_attributes(PyObject *o, const struct slot *want, bool output, int which,
-                            struct tensor *t) {
+static bool from_attributes(PyObject *o, const struct slot *want, struct tensor *t) {
     int given, rank, n;
+    bool negated = false;
     PyObject *number = arrays_call("torch_dtype", o); /* refuses other devices */
     if (!number) return false;
     given = (int)PyLong_AsLong(number);
     Py_DECREF(number);
-    if (!check_dtype(o, want, output, which, given)) return false;
+    if (!check_dtype(o, want, t, given)) return false;
+    if (t->family == FAMILY_TORCH && !from_torch(o, t, &negated)) return false;
+    if (negated) return from_substitute("resolve_neg", o, want, t);
     PyObject *at = PyObject_CallMethod(o, "data_ptr", NULL);
     void *data = at ? PyLong_AsVoidPtr(at) : NULL;
     Py_XDECREF(at);
-    if (PyErr_Occurred() || !integers(PyObject_GetAttrString(o, "shape"), t->dims, &rank, which) ||
-        !integers(PyObject_CallMethod(o, "stride", NULL), t->strides, &n, which))
+    if (PyErr_Occurred() || !integers(PyObject_GetAttrString(o, "shape"), t->dims, &rank, t) ||
+        !integers(PyObject_CallMethod(o, "stride", NULL), t->strides, &n, t))
         return false;
     if (n != rank) {
-        pydvm_fail(DVM_ERR_ARG, "argument %d has %d sizes and %d strides", which, rank, n);
+        pydvm_fail(DVM_ERR_ARG, "%s %d has %d sizes and %d strides", role(t), t->which, rank, n);
         return false;
     }
     *t->arg = (dvm_arg){
         .data = data, .dims = t->dims, .strides = t->strides, .rank = rank, .dtype = given};
-    return finish(t->arg, which);
+    return finish(o, want, t);
 }
 
 /* ---- the door ---- */
 
-bool pydvm_tensor(PyObject *o, const struct slot *want, bool output, int which, struct tensor *t) {
+static bool describe(PyObject *o, const struct slot *want, struct tensor *t) {
     const struct known *k = look(o);
     if (!k) return false;
     t->family = k->family;
     switch (k->how) {
-    case HOW_EXCHANGE: return from_exchange(k->api, o, want, output, which, t);
-    case HOW_BUFFER: return from_buffer(o, want, output, which, t);
-    case HOW_ATTR: return from_attributes(o, want, output, which, t);
-    case HOW_DLPACK: return from_capsule(o, want, output, which, t);
-    default: return wrong_kind(o, want, output, which);
+    case HOW_EXCHANGE: return from_exchange(k->api, o, want, t);
+    case HOW_BUFFER: return from_buffer(o, want, t);
+    case HOW_ATTR: return from_attributes(o, want, t);
+    case HOW_DLPACK: return from_capsule(o, want, t);
+    default: return wrong_kind(o, want, t);
     }
+}
+
+/* Says in DVM's words why o could not be described, when the pending exception is that of o itself. */
+static bool refuse(PyObject *o, const struct tensor *t) {
+    if (PyErr_ExceptionMatches(pydvm.error[0]) || !PyErr_ExceptionMatches(PyExc_Exception) ||
+        PyErr_ExceptionMatches(PyExc_MemoryError))
+        return false;
+    PyObject *type, *reason, *trace;
+    PyErr_Fetch(&type, &reason, &trace);
+    PyErr_NormalizeException(&type, &reason, &trace);
+    PyObject *module = PyImport_ImportModule("dvm.arrays");
+    PyObject *done = module ? PyObject_CallMethod(module, "refuse", "OsiO", o, role(t), t->which,
+                                                  reason ? reason : Py_None)
+                            : NULL;
+    Py_XDECREF(done);
+    Py_XDECREF(module);
+    Py_XDECREF(type);
+    Py_XDECREF(reason);
+    Py_XDECREF(trace);
+    return false;
+}
+
+bool pydvm_tensor(PyObject *o, const struct slot *want, bool output, int which, struct tensor *t) {
+    t->output = output;
+    t->which = which;
+    return describe(o, want, t) || refuse(o, t);
 }
 
 void pydvm_tensor_done(struct tensor *t) {
@@ -534,7 +628,7 @@ PyObject *pydvm_address(PyObject *self, PyObject *o) {
     dvm_arg arg;
     struct tensor t = {.arg = &arg};
     PyObject *out = NULL, *shape = NULL, *strides = NULL;
-    if (!pydvm_tensor(o, &any, false, 1, &t)) goto done;
+    if (!pydvm_tensor(o, &any, false, 0, &t)) goto done;
     shape = PyTuple_New(arg.rank);
     strides = PyTuple_New(arg.rank);
     for (int i = 0; shape && strides && i < arg.rank; i++) {

@@ -67,6 +67,7 @@ struct kernel {
     struct slot *in, *out; /* one block, owned by in */
     int nin, nout;
     PyObject *rescue; /* called when run() fails, or NULL */
+    PyObject *names; /* tuple of the inputs' names for messages, or NULL */
 };
 
 extern struct pydvm {
@@ -96,14 +97,16 @@ enum family { FAMILY_NONE, FAMILY_NUMPY, FAMILY_TORCH, FAMILY_OTHER };
 struct tensor {
     dvm_arg *arg;
     enum family family;
-    bool has_buf;
+    bool has_buf, output;
+    int which;       /* its number among the inputs or outputs, from 0, for messages */
     PyObject *owner; /* temporary that must live until the run is over, or NULL */
     Py_buffer buf;
     int64_t dims[DVM_MAX_RANK];
     int64_t strides[DVM_MAX_RANK];
 };
-/* Describes o in t->arg without copying. which names the argument in messages, counted from 1. An input that no
- * stride in elements describes is copied; an output that is read-only or of that kind is refused. */
+/* Describes o in t->arg without copying. which is its number among the inputs or outputs, from 0. An input that is not
+ * aligned, or that no stride in elements describes, is copied; an output that is read-only or of that kind is refused,
+ * and so is a tensor that requires grad while torch records. Every exception of o becomes an Error. */
 bool pydvm_tensor(PyObject *o, const struct slot *want, bool output, int which, struct tensor *t);
 void pydvm_tensor_done(struct tensor *t);
 /* o as a number of dtype t: integers wrap, a float for an integer is cut toward zero and saturates. */

@@ -4,6 +4,8 @@ avoid. numpy and torch are imported only when one of their objects turns up.
 
 from __future__ import annotations
 
+import numbers
+import re
 import sys
 from typing import Any
 
@@ -11,12 +13,14 @@ import _dvm
 
 from . import types
 
-NUMPY, TORCH, OTHER = 1, 2, 3
+REFUSED, NUMPY, TORCH, OTHER = 0, 1, 2, 3
 
 
 def family_of(type_: type) -> int:
-    """1 numpy arrays and scalars, 2 torch tensors, 3 everything else."""
+    """1 numpy arrays and scalars, 2 torch tensors, 3 everything else; 0: not a plain array."""
     np, torch = sys.modules.get("numpy"), sys.modules.get("torch")
+    if np is not None and issubclass(type_, np.ma.MaskedArray):
+        return REFUSED  # its mask would be lost
     if np is not None and issubclass(type_, (np.ndarray, np.generic)):
         return NUMPY
     if torch is not None and hasattr(torch, "Tensor") and issubclass(type_, torch.Tensor):
@@ -46,10 +50,8 @@ def torch_dtype_of(t: types.DataType) -> Any:
 
 def torch_dtype(tensor: Any) -> int:
     """Number of a CPU tensor's dtype, -1 when DVM has none."""
-    if tensor.device.type != "cpu":
-        raise _dvm.UnsupportedError(
-            f"a tensor is on {tensor.device}, and this context runs on the CPU: pass x.cpu()"
-        )
+    if not str(tensor.device).startswith("cpu"):
+        raise ValueError("not in the memory of the CPU")  # refuse() says the rest
     found = types._search(tensor.dtype)
     return -1 if found is None else found.code
 
@@ -58,16 +60,124 @@ def resolve_neg(tensor: Any) -> Any:
     return tensor.resolve_neg()
 
 
-def refuse(tensor: Any, which: int, reason: Any) -> None:
-    """Raises the error for a tensor that has no plain memory."""
-    device = str(getattr(tensor, "device", "cpu"))
-    if device != "cpu":
-        raise _dvm.UnsupportedError(
-            f"argument {which} is on device {device}, and this context runs on the CPU: "
-            "pass a CPU tensor (x.cpu())"
+def grad_mode(_: None) -> Any:
+    """The function that says whether torch records a graph."""
+    import torch
+
+    return torch.is_grad_enabled
+
+
+def forward_mode(_: None) -> dict[str, Any]:
+    """The namespace whose _current_level is at least 0 inside a dual_level() of torch."""
+    from torch.autograd import forward_ad
+
+    return vars(forward_ad)
+
+
+def is_dual(tensor: Any) -> bool:
+    from torch.autograd import forward_ad
+
+    return forward_ad.unpack_dual(tensor).tangent is not None
+
+
+_LAYOUTS = {
+    "sparse": "pass x.to_dense()",
+    "_mkldnn": "pass x.to_dense()",
+    "jagged": "pass its parts (x.unbind()) or x.to_padded_tensor(0)",
+}
+
+
+def _remedy(tensor: Any) -> str:
+    """What a caller can pass instead of a tensor of torch without plain memory, or ""."""
+    torch = sys.modules.get("torch")
+    if torch is None or not isinstance(tensor, torch.Tensor):
+        return ""
+    if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        return (
+            "it is inside a transform of torch.func (vmap, grad, jvp), which does not see into "
+            "kernels: call the kernel outside of it, or batch by a further dimension"
         )
-    text = str(reason).strip().splitlines() or ["it has no plain memory"]
-    raise _dvm.ArgumentError(f"argument {which} cannot be read: {text[0]}")
+    if tensor.is_nested:
+        return "it is a nested tensor: " + _LAYOUTS["jagged"]
+    if tensor.is_quantized:
+        return "it is quantized: pass x.dequantize() or x.int_repr()"
+    layout = str(tensor.layout).removeprefix("torch.")
+    for prefix, text in _LAYOUTS.items():
+        if layout.startswith(prefix):
+            return f"its layout is {layout}: {text}"
+    return ""
+
+
+def refuse(value: Any, role: str, which: int, reason: Any) -> None:
+    """Raises the error for an argument whose memory cannot be had."""
+    try:
+        device = str(getattr(value, "device", "cpu"))
+    except Exception:
+        device = "cpu"
+    if device == "meta":
+        raise _dvm.UnsupportedError(
+            f"{role} {which} is on device meta and has no data: pass a CPU tensor "
+            "(torch.empty_like(x, device='cpu'))"
+        ) from reason
+    if not device.startswith("cpu"):
+        raise _dvm.UnsupportedError(
+            f"{role} {which} is on device {device}, and this context runs on the CPU: "
+            "pass a CPU tensor (x.cpu())"
+        ) from reason
+    text = _remedy(value)
+    if not text:
+        said = (str(reason).strip().splitlines() or [""])[0]
+        text = f"{type(reason).__name__}: {said}" if said else type(reason).__name__
+        text += "; pass a numpy array or a CPU tensor of torch"
+    raise _dvm.ArgumentError(
+        f"{role} {which}, a {type(value).__name__}, cannot be read: {text}"
+    ) from reason
+
+
+def about_kind(value: Any) -> str:
+    """The type of an argument that is no array, and what to pass instead."""
+    name = type(value).__name__
+    if isinstance(value, numbers.Number):
+        return f"{name}; a number is an argument of a kernel only where it was declared by scalar()"
+    if isinstance(value, list | tuple):
+        return f"{name}: pass np.asarray(x, dtype)"
+    if hasattr(value, "filled"):
+        return f"{name}: pass x.filled(value)"
+    return name
+
+
+def about_dtype(value: Any, want: int, given: str | None) -> str:
+    """The dtype of an argument that was refused for it, and how to convert it."""
+    dtype = getattr(value, "dtype", None)
+    text = given or ("?" if dtype is None else str(dtype))
+    torch, target = sys.modules.get("torch"), None if want >= len(types.ALL) else types.ALL[want]
+    if "complex" in text:
+        return f"{text}: pass its real and imaginary parts as arrays of their own"
+    if text.startswith(("torch.quint", "torch.qint")):
+        return f"{text}: pass x.dequantize() or x.int_repr()"
+    if target is None:
+        return text
+    if torch is not None and isinstance(value, torch.Tensor):
+        return f"{text}: convert it, x.to(torch.{target.name})"
+    if target is types.bfloat16:
+        return (
+            f"{text}: numpy holds bfloat16 as uint16 with the raw bits (PyKernel.convert_to_bf16)"
+        )
+    if getattr(dtype, "kind", "?") in "biufO" and hasattr(value, "astype"):
+        return f"{text}: convert it, x.astype('{target.numpy_name}')"
+    return text
+
+
+def name_arguments(error: Exception, names: tuple[str, ...]) -> None:
+    """Adds the names of the arguments to an error that counts them."""
+
+    def named(found: re.Match[str]) -> str:
+        i = int(found[1])
+        return f"{found[0]} ({names[i]})" if i < len(names) else found[0]
+
+    text = re.sub(r"\binput (\d+)\b", named, str(error))
+    text = re.sub(r"^expected \d+ arguments(?=,)", rf"\g<0> ({', '.join(names)})", text)
+    error.args = (text, *error.args[1:])
 
 
 def raw_bits(array: Any) -> Any:
@@ -78,6 +188,10 @@ def raw_bits(array: Any) -> Any:
 
 
 def dense_copy(array: Any) -> Any:
+    """A copy in aligned memory, dense, of the same family."""
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(array, torch.Tensor):
+        return torch.empty_like(array, memory_format=torch.contiguous_format).copy_(array)
     import numpy as np
 
     return np.array(array, order="C", copy=True)

@@ -354,10 +354,17 @@ class Kernel(ops.Operations):
                 self._needs_ranks = True
                 return self._specialize(ranks_of)
         b.kernel = b.graph.compile()
+        names = self._input_names(b)
+        if names is not None:
+            b.kernel.names = names
         while len(self._builds) >= MAX_BUILDS:
             self._builds.pop(next(iter(self._builds)))
         self._builds[key] = self._recent = b
         return b
+
+    def _input_names(self, b: Build) -> tuple[str, ...] | None:
+        """What errors call the inputs, beside their numbers."""
+        return None
 
     def _replay(self, ranks: tuple[int, ...] | None) -> Build:
         self._build = None

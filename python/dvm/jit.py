@@ -21,7 +21,9 @@ order of load and scalar calls, outputs in the order of stores:
     z = add(t)
     add.run(t, out)
 
-Arrays of numpy give arrays of numpy, tensors of torch give tensors of torch.
+Arrays of numpy give arrays of numpy, tensors of torch give tensors of torch. Kernels are not
+recorded for backward: a tensor that requires grad is refused unless torch.no_grad() holds (pass
+x.detach(), or let torch.compile(f, backend="dvm") differentiate).
 """
 
 from __future__ import annotations
@@ -43,9 +45,9 @@ from .record import IntArrayRef, NDObject, ScalarRef
 class PlaceholderKernel(Kernel):
     """A kernel whose loads and references name call arguments by position."""
 
-    def __init__(self, ker_type: str, count: int, **options: Any) -> None:
+    def __init__(self, ker_type: str, names: Sequence[str], **options: Any) -> None:
         super().__init__(ker_type, **options)
-        self._count = count
+        self._names, self._count = names, len(names)
         self._parameters: dict[ScalarRef | IntArrayRef, int] = {}
 
     def _parameter(self, index: Any) -> int:
@@ -58,6 +60,9 @@ class PlaceholderKernel(Kernel):
     def parameter_of(self, ref: NDObject | ScalarRef | IntArrayRef) -> int:
         """The position of the call argument behind a load or reference."""
         return ref._with.parameter if isinstance(ref, NDObject) else self._parameters[ref]
+
+    def _input_names(self, b: Build) -> tuple[str, ...]:
+        return tuple(self._names[self.parameter_of(n)] for n in b.inputs)
 
     def _load_spec(self, index: Any, dtype: Any, strides: Any = None) -> LoadSpec:
         spec = super()._load_spec((), dtype, strides)
@@ -219,12 +224,16 @@ class PlaceholderFunction(KernelFunction):
     """A kernel whose parameters are its call arguments."""
 
     def __init__(
-        self, function: Callable[..., Any], count: int, ker_type: str, options: dict[str, Any]
+        self,
+        function: Callable[..., Any],
+        names: Sequence[str],
+        ker_type: str,
+        options: dict[str, Any],
     ) -> None:
         super().__init__(function)
-        k = PlaceholderKernel(ker_type, count, **options)
+        k = PlaceholderKernel(ker_type, names, **options)
         self.kobj: PlaceholderKernel = k
-        self._count = count
+        self._count = count = len(names)
         result = function(k, *range(count))
         self._stores = self._results(result)
         self._one = isinstance(result, NDObject)
@@ -282,9 +291,10 @@ class PlaceholderFunction(KernelFunction):
         b.kernel.run(*inputs, *[outs[s] for s in b.outputs])
 
     def _ready(self, args: Sequence[Any]) -> tuple[Build, list[Any]]:
-        if len(args) != self._count:
-            raise ArgumentError(f"expected {self._count} arguments, given {len(args)}")
         k = self.kobj
+        if len(args) != self._count:
+            names = ", ".join(k._names)
+            raise ArgumentError(f"expected {self._count} arguments ({names}), given {len(args)}")
         with self._lock:
             for ref, i in self._changing:
                 ref.update(args[i])
@@ -309,10 +319,10 @@ def _is_store(n: NDObject) -> bool:
     return type(n._with) is builder.StoreSpec and not n._with.temp
 
 
-def _parameters(function: Callable[..., Any]) -> int:
+def _parameters(function: Callable[..., Any]) -> list[str]:
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     parameters = inspect.signature(function).parameters.values()
-    return sum(p.kind in kinds and p.default is p.empty for p in parameters)
+    return [p.name for p in parameters if p.kind in kinds and p.default is p.empty]
 
 
 def _type_text(ktype: str, dynamic: bool) -> str:
@@ -348,11 +358,13 @@ def kernel(
     Args:
         ktype: vector, spec (vector:spec), split, seq, parallel, mix or eager.
         dynamic: placeholders; True (default) compiles for the shapes of each call.
-        dyn_shape: declared loads; False (default) takes the sizes as written, True only ranks.
+        dyn_shape: declared loads; False (default) takes the sizes as written, True those of each
+            call's arguments.
         strict: 16-bit floats are rounded after every operation.
 
     Raises:
-        Error: what the builder's lines raise, and KindError for a wrong type.
+        Error: what the builder's lines raise, and KindError for a wrong type. A call raises an
+            Error that names the argument when one does not fit.
     """
     if callable(ktype):
         return kernel()(ktype)
@@ -360,10 +372,10 @@ def kernel(
         raise ArgumentError(f"a kernel type is a string such as 'split', given {ktype!r}")
 
     def decorate(function: Callable[..., Any]) -> KernelFunction:
-        count = _parameters(function)
-        declared = dyn_shape is not None or (dynamic is None and count == 1)
+        names = _parameters(function)
+        declared = dyn_shape is not None or (dynamic is None and len(names) == 1)
         if declared:
-            if count != 1:
+            if len(names) != 1:
                 raise ArgumentError(
                     "dyn_shape= belongs to a builder with the kernel as its only parameter; "
                     "with placeholders write dynamic="
@@ -371,7 +383,7 @@ def kernel(
             text = _type_text(ktype, bool(dyn_shape))
             return DeclaredFunction(function, text, {"strict": strict})
         text = _type_text(ktype, dynamic is None or dynamic)
-        return PlaceholderFunction(function, count - 1, text, {"strict": strict})
+        return PlaceholderFunction(function, names[1:], text, {"strict": strict})
 
     return decorate
 

@@ -92,7 +92,7 @@ static dvm_status load_shape(struct planner *p, const struct dvm_node *nd, const
         if (ok && decl.d[i] >= 0 && decl.d[i] != s->d[i]) ok = false;
     }
     if (!ok)
-        DVM_FAIL(SHAPE, "argument %d has shape %s, the kernel takes %s", arg,
+        DVM_FAIL(SHAPE, "input %d has shape %s, the kernel takes %s", arg,
                  dvm_shape_str(s, have, sizeof have), dvm_shape_str(&decl, want, sizeof want));
     return DVM_OK;
 }
