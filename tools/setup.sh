@@ -27,6 +27,30 @@ with_lock() {
     } 9>"$lock"
 }
 
+megabytes() { du -sm "$@" 2>/dev/null | awk '{ n += $1 } END { print n + 0 }'; }
+
+# with_progress FOLDER... -- COMMAND...: says every few seconds how much arrived in the folders; on one
+# line when it is a terminal.
+with_progress() {
+    local folders=() start=$SECONDS before watcher code=0 every=15 format='== %d MB after %d s\n'
+    while [[ $1 != -- ]]; do folders+=("$1"); shift; done
+    shift
+    before=$(megabytes "${folders[@]}")
+    if [[ -t 2 ]]; then every=2 format='\r== %d MB after %d s '; fi
+    {
+        while sleep "$every" >/dev/null 2>&1; do
+            # shellcheck disable=SC2059 # one of two formats
+            printf "$format" $(($(megabytes "${folders[@]}") - before)) $((SECONDS - start)) >&2
+        done
+    } &
+    watcher=$!
+    "$@" || code=$?
+    kill "$watcher" 2>/dev/null
+    wait "$watcher" 2>/dev/null || true
+    [[ ! -t 2 ]] || printf '\r\033[K' >&2
+    return $code
+}
+
 # ------------------------------------------------------------------ Debian packages
 
 have() {
@@ -34,6 +58,13 @@ have() {
         /*) compgen -G "$1" >/dev/null ;;
         *) command -v "$1" >/dev/null 2>&1 ;;
     esac
+}
+
+apt_install() { # SUDO PACKAGE...
+    # shellcheck disable=SC2086 # empty, or a command with an option
+    $1 apt-get update -qq </dev/null >"$STAMPS/apt.log" 2>&1 &&
+        $1 env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq \
+            --no-install-recommends "${@:2}" </dev/null >>"$STAMPS/apt.log" 2>&1
 }
 
 # apt_need THING PACKAGE [THING PACKAGE]...: THING is a command or a file pattern. False when
@@ -51,11 +82,9 @@ apt_need() {
         say "missing, and no apt-get here to install it: ${missing[*]}"
     else
         if [[ $(id -u) != 0 ]]; then sudo="sudo -n"; fi
-        say "installing Debian packages: ${missing[*]}"
+        say "installing Debian packages: ${missing[*]}; a minute or two"
         mkdir -p "$STAMPS"
-        if $sudo apt-get update -qq </dev/null >"$STAMPS/apt.log" 2>&1 &&
-            $sudo env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq \
-                --no-install-recommends "${missing[@]}" </dev/null >>"$STAMPS/apt.log" 2>&1; then
+        if with_progress /usr/lib /usr/share -- apt_install "$sudo" "${missing[@]}"; then
             hash -r
         else
             grep '^E:' "$STAMPS/apt.log" >&2 || tail -n 3 "$STAMPS/apt.log" >&2
@@ -116,14 +145,23 @@ make_venv() {
     fi
 }
 
+# pip_install LOG PARTS PACKAGE...: the sizes of downloads are shown, the rest goes to the log.
+pip_install() {
+    TMPDIR=$2 PIP_DISABLE_PIP_VERSION_CHECK=1 "$VENV/bin/python" -m pip install --no-input \
+        --progress-bar off --retries 2 "${@:3}" </dev/null 2>"$1" |
+        tee "$1.out" | sed -u -n "s/^ *\(Downloading\|Using cached\) \([^ ]* ([0-9.]* [MG]B)\).*/   \2/p" >&2
+}
+
 # pip_group NAME PACKAGE...: installs the group once. False when it could not be had.
 pip_group() {
-    local stamp=$STAMPS/$1 want="${*:2}"
+    local stamp=$STAMPS/$1 want="${*:2}" start=$SECONDS parts=$STAMPS/parts size=
     [[ ! -f $stamp || $(<"$stamp") != "$want" ]] || return 0
     [[ ! -f $stamp.left-out || $(<"$stamp.left-out") != "$want" ]] || return 1
-    say "installing Python packages: $want"
-    if PIP_DISABLE_PIP_VERSION_CHECK=1 "$VENV/bin/python" -m pip install -q --no-input \
-        --retries 2 "${@:2}" </dev/null 2>"$STAMPS/$1.log"; then
+    [[ $1 != torch ]] || size="; hundreds of MB, or GB where the index has the build with CUDA: minutes"
+    say "installing Python packages: $want$size"
+    mkdir -p "$parts"
+    if with_progress "$parts" "$VENV/lib" -- pip_install "$STAMPS/$1.log" "$parts" "${@:2}"; then
+        say "installed in $((SECONDS - start)) s"
         rm -f "$stamp.left-out"
         printf '%s\n' "$want" >"$stamp"
     else
@@ -179,7 +217,10 @@ setup_python() {
     [[ ${DVM_TORCH_VERSION:-} == none ]] || pip_need torch "$TORCH"
 }
 
-setup_tests() { setup_python; }
+setup_tests() { # TIER
+    setup_python
+    [[ ${1:-} != 2 ]] || pip_need tier2 expecttest
+}
 
 # Forgets what could not be had, so that it is tried again.
 setup_again() { rm -f "$STAMPS"/*.left-out "$STAMPS"/apt-failed-* "$STAMPS/base"; }

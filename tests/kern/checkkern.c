@@ -20,7 +20,7 @@ static struct {
 
 static struct ck_device ref, devices[8];
 static int ndevices;
-static int passed, failed, skipped;
+static int passed, failed, skipped, matched;
 static char where[128]; /* for the handler */
 
 static void on_fault(int sig) {
@@ -129,6 +129,7 @@ static void check_math(void) {
         char name[64];
         snprintf(name, sizeof name, "libm.%s", ck_math_name(i));
         if (!strstr(name, opt.func)) continue;
+        matched++;
         if (opt.list)
             printf("%s\n", name);
         else if (ck_math(i, opt.seed))
@@ -142,6 +143,7 @@ static void check_math(void) {
 
 static void check_function(const struct ck_func *f) {
     if (!strstr(f->name, opt.func)) return;
+    matched++;
     if (opt.list) {
         printf("%s\n", f->name);
         return;
@@ -181,6 +183,13 @@ int main(int argc, char **argv) {
     int n;
     const struct ck_func *f = ck_functions(&n);
     for (int i = 0; i < n; i++) check_function(&f[i]);
+    if (!matched) {
+        printf("no function matches --func=%s; there are\n", opt.func);
+        for (int i = 0; ck_math_name(i); i++) printf(" libm.%s", ck_math_name(i));
+        for (int i = 0; i < n; i++) printf(" %s", f[i].name);
+        printf("\n");
+        failed++;
+    }
     ck_release();
     if (!opt.bench && !opt.list)
         printf("%d passed, %d failed, %d skipped\n", passed, failed, skipped);
