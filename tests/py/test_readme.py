@@ -16,23 +16,53 @@ def blocks(language: str) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", README, re.S)
 
 
+def commands(start: str) -> list[str]:
+    """The indented command lines that begin so."""
+    return re.findall(rf"^    ({re.escape(start)}.*)$", README, re.M)
+
+
+def build() -> Path:
+    return Path(os.environ.get("DVM_BUILD", ROOT / "build"))
+
+
 def test_python(capsys):
     (text,) = (b for b in blocks("python") if "import dvm" in b)
     exec(compile(text, "README.md", "exec"), {})
     assert "Exp" in capsys.readouterr().out
 
 
-def test_c(tmp_path):
-    library = Path(os.environ.get("DVM_BUILD", ROOT / "build")) / "libdvm.a"
-    compiler = shutil.which("cc")
-    if not library.exists() or not compiler:
+def test_torch():
+    pytest.importorskip("torch")
+    (text,) = (b for b in blocks("python") if "import torch" in b)
+    exec(compile(text, "README.md", "exec"), {})
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_c(tmp_path, shared):
+    """The compile lines as they stand, in a folder that looks like the root of the tree."""
+    if not (build() / "libdvm.a").exists() or not shutil.which("cc"):
         pytest.skip("no compiler or no static library")
+    (line,) = re.findall(r"`(cc .*-Lbuild .*)`", README) if shared else commands("cc ")
     (text,) = blocks("c")
-    source, program = tmp_path / "example.c", tmp_path / "example"
-    source.write_text(text)
-    flags = ["-std=c11", "-Wall", "-Wextra", "-Werror", f"-I{ROOT / 'include'}"]
-    subprocess.run(
-        [compiler, *flags, source, library, "-lm", "-lpthread", "-ldl", "-o", program], check=True
-    )
-    done = subprocess.run([program], capture_output=True, text=True, check=True)
+    (tmp_path / "example.c").write_text(text)
+    (tmp_path / "include").symlink_to(ROOT / "include")
+    (tmp_path / "build").symlink_to(build())
+    line = line.replace("cc ", "cc -Wall -Wextra -Werror ", 1)
+    subprocess.run(line, shell=True, cwd=tmp_path, check=True)
+    done = subprocess.run(["./example"], cwd=tmp_path, capture_output=True, text=True, check=True)
     assert done.stdout == "0.090 0.245 0.665\n"
+
+
+@pytest.mark.parametrize("line", commands("./dev exec dvm"))
+def test_shell(line):
+    """Without `./dev exec`, which would look after the build while tests use it."""
+    line = line.removeprefix("./dev exec ").split("#")[0]
+    path = f"{build() / 'cli'}:{os.environ['PATH']}"
+    done = subprocess.run(
+        line, shell=True, cwd=ROOT, env={**os.environ, "PATH": path}, capture_output=True, text=True
+    )
+    assert done.returncode == 0 and done.stdout, done.stderr
+
+
+def test_shell_lines_are_found():
+    assert len(commands("./dev exec dvm")) >= 3
