@@ -27,8 +27,8 @@ except ImportError:
 
 
 HEAD = [
-    "rows", "first call", "later", "DVM alone", "eager", "|dvm - eager|", "dvm/fp64",
-    "eager/fp64", "",
+    "rows", "first call", "later", "DVM alone", "eager", "|DVM - eager|", "DVM error",
+    "eager error", "verdict",
 ]  # fmt: skip
 
 
@@ -106,8 +106,7 @@ def show(out: Plain, r: demo_cases.Result) -> None:
     out.text("Its instructions:\n")
     out.code(shortened(r.listing), "")
     out.text(
-        f"\n{r.graphs} artefact, {r.kernels} kernel for {len(r.calls)} size(s), "
-        f"{len(r.fallbacks)} operations left to torch\n"
+        f"\n{demo_html.counts(r)}\n"
         f"compile   trace {r.trace_s * 1e3:.1f} ms + autograd {r.aot_s * 1e3:.1f} ms (torch), "
         f"DVM {r.dvm_s * 1e6:.0f} us, of which the engine {s['compile_ns'] / 1e3:.1f} us\n"
         f"memory    {demo_html.size(s['bytes_unfused'])} one operation at a time, "
@@ -156,6 +155,10 @@ def main() -> int:
     out.title("DVM behind torch.compile")
     about = machine(settle())
     out.text(about)
+    out.text(
+        "Errors are the largest distance from fp64, divided by the largest value; times are the"
+        " shortest of many calls."
+    )
     results = []
     for case in demo_cases.CASES:
         results.append(demo_cases.run(case))

@@ -8,33 +8,43 @@ import demo_svg
 from demo_cases import Result
 
 STYLE = """
+:root { color-scheme: light dark; --ink: #1b2430; --paper: #fff; --quiet: #52606f; --line: #d8dee6;
+        --code: #f5f7fa; --link: #24518a; --good: #156d34; --bad: #a61b1b; --load: #eef2f7;
+        --store: #e4f1e7; --op: #fff; --kernel: #f2f7fd; --edge: #6f8fb8; --memory: #a2572a }
+@media (prefers-color-scheme: dark) {
+  :root { --ink: #dde4ec; --paper: #14181d; --quiet: #9aa7b5; --line: #333c47; --code: #1c222a;
+          --link: #8ab4ee; --good: #6fcf8e; --bad: #ff8f8f; --load: #232b35; --store: #1f3326;
+          --op: #14181d; --kernel: #1a2433; --edge: #6f8fb8; --memory: #e0935f }
+}
 body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 68rem;
-       padding: 0 1rem; color: #1b2430; background: #fff }
+       padding: 0 1rem; color: var(--ink); background: var(--paper) }
 h1 { font-size: 1.6rem }
-h2 { font-size: 1.2rem; margin-top: 2.6rem; border-bottom: 1px solid #d8dee6 }
+h2 { font-size: 1.2rem; margin-top: 2.6rem; border-bottom: 1px solid var(--line) }
 h3 { font-size: 1rem; margin-bottom: .3rem }
-pre { background: #f5f7fa; border: 1px solid #e1e6ec; border-radius: 6px; padding: .8rem;
+pre { background: var(--code); border: 1px solid var(--line); border-radius: 6px; padding: .8rem;
       overflow-x: auto; font-size: 12.5px; line-height: 1.4 }
+.wide { overflow-x: auto }
 table { border-collapse: collapse; margin: .6rem 0 }
 td, th { padding: .25rem .9rem .25rem 0; text-align: right; font-variant-numeric: tabular-nums }
-th { font-weight: 600; color: #52606f }
+th { font-weight: 600; color: var(--quiet) }
 td:first-child, th:first-child { text-align: left }
 .pair { display: flex; flex-wrap: wrap; gap: 1.5rem }
 .pair > div { flex: 1 1 24rem; overflow-x: auto }
-.good { color: #156d34; font-weight: 600 }
-.bad { color: #a61b1b; font-weight: 600 }
-.note { color: #52606f }
-summary { cursor: pointer; color: #24518a }
+.good { color: var(--good); font-weight: 600 }
+.bad { color: var(--bad); font-weight: 600 }
+.verdict { font-size: 1.1rem }
+.note { color: var(--quiet) }
+summary { cursor: pointer; color: var(--link) }
 svg { display: block }
-svg text { font: 12px ui-monospace, monospace; text-anchor: middle; fill: #1b2430 }
-svg rect.load { fill: #eef2f7; stroke: #9aa9ba }
-svg rect.store { fill: #e4f1e7; stroke: #6fa37e }
-svg rect.op { fill: #fff; stroke: #6f8fb8 }
-svg rect.kernel { fill: #f2f7fd; stroke: #24518a; stroke-width: 1.6 }
+svg text { font: 12px ui-monospace, monospace; text-anchor: middle; fill: var(--ink) }
+svg rect.load { fill: var(--load); stroke: var(--quiet) }
+svg rect.store { fill: var(--store); stroke: var(--good) }
+svg rect.op { fill: var(--op); stroke: var(--edge) }
+svg rect.kernel { fill: var(--kernel); stroke: var(--link); stroke-width: 1.6 }
 svg path { fill: none }
-svg path.memory { stroke: #a2572a; stroke-width: 1.8 }
-svg path.register { stroke: #5f7fa8; stroke-width: 1.4; stroke-dasharray: 2 3 }
-svg marker path { fill: #6f7f90 }
+svg path.memory { stroke: var(--memory); stroke-width: 1.8 }
+svg path.register { stroke: var(--edge); stroke-width: 1.4; stroke-dasharray: 2 3 }
+svg marker path { fill: var(--quiet) }
 """
 
 
@@ -45,11 +55,14 @@ def page(results: list[Result], machine: str, verdict: str, ok: bool) -> str:
         f"<title>DVM demo</title><style>{STYLE}</style></head><body>",
         "<h1>DVM: torch.compile(f, backend=&quot;dvm&quot;)</h1>",
         f"<p class='note'>{html.escape(machine)}</p>",
-        f"<p class='{'good' if ok else 'bad'}'>{html.escape(verdict)}</p>",
-        "<p>Later calls include torch's guards and wrappers around a compiled function, which do"
-        " not depend on the backend; DVM alone is the generated call without them.</p>"
+        f"<p class='verdict {'good' if ok else 'bad'}'>{html.escape(verdict)}</p>",
+        "<p>Times are the shortest of many calls; later calls include torch's guards and wrappers"
+        " around a compiled function, which do not depend on the backend, and DVM alone is the"
+        " generated call without them. Errors are the largest distance from the same function in"
+        " fp64, divided by the largest value.</p>"
         "<p>In the pictures, brown arrows are trips through memory. Run one operation at a time,"
-        " every arrow is such a trip; inside a kernel values stay in registers.</p>",
+        " every arrow is such a trip; inside a kernel, dotted arrows, values stay in registers or,"
+        " between two passes over a row, in a block that the cache holds.</p>",
     ]
     for r in results:
         parts += _section(r)
@@ -66,11 +79,11 @@ def _section(r: Result) -> list[str]:
         _compile(r),
         "<div class='pair'><div><h3>One operation at a time</h3>",
         f"<p class='note'>{size(s['bytes_unfused'])} moved</p>",
-        demo_svg.draw(r.source, False),
+        demo_svg.draw(r.source, False, f"{r.case.title}: one operation at a time"),
         "</div><div><h3>As DVM runs it</h3>",
         f"<p class='note'>{size(s['bytes_moved'])} moved, "
         f"{size(s['bytes_minimum'])} would be the least possible</p>",
-        demo_svg.draw(r.source, True),
+        demo_svg.draw(r.source, True, f"{r.case.title}: the operations inside one kernel"),
         "</div></div>",
         f"<h3>The generated kernel, as it ran</h3><pre>{html.escape(r.source)}</pre>",
         f"<details><summary>Its instructions ({s['instructions']})</summary>",
@@ -81,8 +94,8 @@ def _section(r: Result) -> list[str]:
 def _calls(r: Result) -> str:
     rows = [
         "<tr><th>rows</th><th>first call</th><th>later calls</th><th>DVM alone</th>"
-        "<th>eager</th><th>max |dvm - eager|</th><th>dvm against fp64</th>"
-        "<th>eager against fp64</th><th></th>"
+        "<th>eager</th><th>largest |DVM - eager|</th><th>error of DVM</th>"
+        "<th>error of eager</th><th>verdict</th>"
         "</tr>"
     ]
     for c in r.calls:
@@ -93,24 +106,34 @@ def _calls(r: Result) -> str:
             f"<td>{c.eager_us:.1f} µs</td><td>{c.eager_difference:.2g}</td>"
             f"<td>{c.compiled_error:.2g}</td><td>{c.eager_error:.2g}</td><td>{mark}</td></tr>"
         )
-    return "<table>" + "".join(rows) + "</table>"
+    return "<div class='wide'><table>" + "".join(rows) + "</table></div>"
 
 
 def _compile(r: Result) -> str:
-    plural = "sizes" if len(r.calls) > 1 else "size"
     return (
-        f"<p>{r.graphs} compiled artefact and {r.kernels} kernel for {len(r.calls)} {plural};"
-        f" {len(r.fallbacks)} operations left to torch. First call: {r.trace_s * 1e3:.0f} ms"
+        f"<p>{counts(r)}. First call: {r.trace_s * 1e3:.0f} ms"
         f" tracing and {r.aot_s * 1e3:.0f} ms autograd in torch, <b>{r.dvm_s * 1e3:.2f} ms</b> in"
         f" DVM, of which the engine took <b>{r.stats['compile_ns'] / 1e3:.0f} µs</b> from graph to"
         " verified bytecode.</p>"
     )
 
 
+def counts(r: Result) -> str:
+    """What was compiled for how many sizes, and what was not."""
+
+    def many(n: int, what: str) -> str:
+        return f"{n} {what}" if n == 1 else f"{n} {what}s"
+
+    return (
+        f"{many(r.graphs, 'compiled graph')} with {many(r.kernels, 'kernel')} for"
+        f" {many(len(r.calls), 'size')}, {many(len(r.fallbacks), 'operation')} left to torch"
+    )
+
+
 def size(n: float) -> str:
     """Bytes for people."""
-    for unit in ("B", "KB", "MB"):
-        if n < 1024 or unit == "MB":
+    for unit in ("B", "KiB", "MiB"):
+        if n < 1024 or unit == "MiB":
             return f"{n:.0f} {unit}" if unit == "B" else f"{n:.1f} {unit}"
         n /= 1024
     raise AssertionError

@@ -36,8 +36,10 @@ def read(source: str) -> list[Node]:
     return nodes
 
 
-def draw(source: str, fused: bool) -> str:
-    """An SVG picture. Solid arrows go through memory, dotted ones stay in registers."""
+def draw(source: str, fused: bool, title: str) -> str:
+    """An SVG picture; `title` is for those who do not see it. Solid arrows go through memory,
+    dotted ones stay in registers.
+    """
     nodes = read(source)
     place = _layout(nodes)
     kinds = {n.name: n.kind for n in nodes}
@@ -76,7 +78,8 @@ def draw(source: str, fused: bool) -> str:
             f"{html.escape(n.label[:16])}</text>"
         )
     return (
-        f'<svg viewBox="0 0 {width} {height}" width="{width}" height="{height}" role="img">'
+        f'<svg viewBox="0 0 {width} {height}" width="{width}" height="{height}" role="img"'
+        f' aria-label="{html.escape(title, quote=True)}">'
         '<defs><marker id="arrow" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7"'
         ' markerHeight="7" orient="auto"><path d="M0,0 L8,4 L0,8 z"/></marker></defs>'
         + "".join(parts)
