@@ -130,19 +130,22 @@ make_venv() {
             ;;
     esac
     say "creating ${VENV#"$ROOT"/} with $("$base" --version)"
-    "$base" -m venv "$VENV" || die "$base cannot create a virtual environment"
-    mkdir -p "$STAMPS"
-    if ! pip_group tools meson ninja; then
-        # No package index, but perhaps a Python that has everything already.
-        if "$base" -c 'import mesonbuild' 2>/dev/null; then
-            say "using $("$base" --version) and its packages as they are"
-            printf '%s\n' "$base" >"$STAMPS/base"
-            rm -f "$STAMPS/tools.left-out"
-        else
-            die "meson 1.3 or newer could not be installed: no package index reached." \
-                "'./dev build --setup' tries again"
-        fi
+    if "$base" -m venv "$VENV" && mkdir -p "$STAMPS" && pip_group tools meson ninja; then
+        return
     fi
+    # No package index, but perhaps a Python that has everything already, or Debian's Meson, which
+    # builds all but the Python package.
+    mkdir -p "$STAMPS"
+    if "$base" -c 'import mesonbuild' 2>/dev/null; then
+        say "using $("$base" --version) and its packages as they are"
+    elif apt_need meson meson ninja ninja-build; then
+        say "using Debian's Meson: the C library and the command, without the Python package"
+    else
+        die "Meson could not be had: neither a package index for Python nor Debian's was reached." \
+            "'./dev build --setup' tries again"
+    fi
+    printf '%s\n' "$base" >"$STAMPS/base"
+    rm -f "$STAMPS/tools.left-out"
 }
 
 # pip_install LOG PARTS PACKAGE...: the sizes of downloads are shown, the rest goes to the log.
@@ -232,6 +235,8 @@ say_left_out() {
     for file in "$STAMPS"/*.left-out; do
         say "left out, no package index reached: $(<"$file") ('./dev build --setup' tries again)"
     done
+    [[ ! -f $STAMPS/base ]] ||
+        say "left out, no package index reached: Python packages ('./dev build --setup' tries again)"
     for file in "$STAMPS"/apt-failed-*; do
         say "left out, not installed: ${file##*apt-failed-} ('./dev build --setup' tries again)"
     done
