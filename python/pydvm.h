@@ -67,7 +67,7 @@ struct kernel {
     struct slot *in, *out; /* one block, owned by in */
     int nin, nout;
     PyObject *rescue; /* called when run() fails, or NULL */
-    PyObject *names; /* tuple of the inputs' names for messages, or NULL */
+    PyObject *names;  /* tuple of the inputs' names for messages, or NULL */
 };
 
 extern struct pydvm {

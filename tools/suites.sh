@@ -52,7 +52,7 @@ suite_unit() { # PATTERN
     ((${#files[@]})) || return 0
     printf '%s\n' "${files[@]}" | LOGS=$LOGS CMOCKA_MESSAGE_OUTPUT=TAP xargs -r -n 1 -P "$JOBS" sh -c '
         log=$LOGS/${1##*/}
-        timeout 600 ${DVM_EMU:-} "$1" >"$log" 2>&1
+        timeout "${DVM_UNIT_TIMEOUT:-900}" ${DVM_EMU:-} "$1" >"$log" 2>&1
         echo "exit $?" >>"$log"' unit
     # shellcheck disable=SC2046
     end $(for bin in "${files[@]}"; do tap_counts "$LOGS/${bin##*/}"; done |
@@ -221,6 +221,7 @@ tier2() {
         unset DVM_ISA
     done
 
+    export DVM_UNIT_TIMEOUT=3600 DVM_TEST_TIMEOUT=600 # sanitizers are slow, machines may be busy
     say "address and undefined behaviour sanitizers"
     NOTE=asan
     export ASAN_OPTIONS=${ASAN_OPTIONS:-detect_leaks=1:detect_stack_use_after_return=1}
@@ -255,8 +256,8 @@ tier2_aarch64() {
     CC='' built build_tree "$BUILD" --cross-file tools/cross/aarch64.ini -Dpython=disabled || return 0
     export DVM_EMU='qemu-aarch64 -L /usr/aarch64-linux-gnu'
     # cmocka has no AArch64 build here: the kernels and the command are tested.
-    DVM_TEST_TIMEOUT=300 suite_kern ""
-    DVM_TEST_TIMEOUT=300 suite_golden ""
+    suite_kern ""
+    suite_golden ""
     unset DVM_EMU
 }
 
