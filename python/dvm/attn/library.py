@@ -99,6 +99,11 @@ lib.impl("attention_grad", _attention_grad, "CompositeExplicitAutograd")
 
 def _shapes(query: Tensor, key: Tensor, value: Tensor, s: Spec) -> tuple[list[Any], list[Any]]:
     """Shapes of the output and of the statistics, for arguments that a real call would take."""
+    if not query.device == key.device == value.device:
+        raise _dvm.ArgumentError(
+            "Expected all tensors to be on the same device, but got query, key and value on "
+            f"{query.device}, {key.device}, {value.device}"
+        )
     layout = s.input_layout.upper()
     out = list(query.shape)
     if layout in ("BSH", "SBH"):

@@ -205,40 +205,62 @@ struct attn_range dvm_attn_hull(const struct attn_work *w, int r0, int r1) {
     return h;
 }
 
-/* ---- products */
+/* ---- products. A strip of the right operand stays in the first-level cache while all rows pass. */
+
+enum { MAX_GROUPS = ATTN_BN }; /* register tiles of rows or of keys */
+
+static int row_hulls(const struct attn_work *w, int m, struct attn_range h[MAX_GROUPS]) {
+    int n = 0, mr = w->g->mr;
+    for (int r = 0; r < m; r += mr) h[n++] = dvm_attn_hull(w, r, DVM_MIN(r + mr, m));
+    return n;
+}
 
 void dvm_attn_scores(const struct attn_work *w, int m, int64_t features, const float *a,
                      const float *b, float *s) {
-    int mr = w->g->mr, nr = w->g->nr;
-    for (int r = 0; r < m; r += mr) {
-        int rows = DVM_MIN(mr, m - r);
-        struct attn_range h = dvm_attn_hull(w, r, r + rows);
-        for (int64_t j = h.from / nr * nr; j < h.to; j += nr)
-            for (int64_t c = 0; c < features; c += ATTN_PITCH) {
-                int64_t depth = DVM_MIN(features - c, ATTN_PITCH);
-                const float *x = a + c * ATTN_BM + r * ATTN_PITCH;
-                w->g->f32(rows, nr, depth, x, b + c * ATTN_BN + j * depth, s + r * ATTN_PITCH + j,
-                          ATTN_PITCH, c == 0, (const char *)x, 0);
+    struct attn_range h[MAX_GROUPS], all = dvm_attn_hull(w, 0, m);
+    int mr = w->g->mr, nr = w->g->nr, groups = row_hulls(w, m, h);
+    for (int64_t c = 0; c < features; c += ATTN_PITCH) {
+        int64_t depth = DVM_MIN(features - c, ATTN_PITCH);
+        for (int64_t j = all.from / nr * nr; j < all.to; j += nr)
+            for (int i = 0; i < groups; i++) {
+                const float *x = a + c * ATTN_BM + i * mr * ATTN_PITCH;
+                if (h[i].from < j + nr && j < h[i].to)
+                    w->g->f32(DVM_MIN(mr, m - i * mr), nr, depth, x, b + c * ATTN_BN + j * depth,
+                              s + i * mr * ATTN_PITCH + j, ATTN_PITCH, c == 0, (const char *)x, 0);
             }
     }
 }
 
+/* c += a b, a with rows of ATTN_PITCH in groups of mr; group i takes the places h[i] of the inner dimension, of which a
+ * strip of b has `strip` floats. */
+static void add_product(const struct attn_work *w, int rows, const struct attn_range *h, int groups,
+                        const float *a, const float *b, int64_t strip, float *c, int64_t features) {
+    int mr = w->g->mr, nr = w->g->nr;
+    int64_t pitch = attn_pitch(features);
+    for (int64_t f = 0; f < features; f += nr, b += strip)
+        for (int i = 0; i < groups; i++) {
+            const float *x = a + (int64_t)i * mr * ATTN_PITCH + h[i].from;
+            if (h[i].from < h[i].to)
+                w->g->f32(DVM_MIN(mr, rows - i * mr), nr, h[i].to - h[i].from, x,
+                          b + h[i].from * nr, c + i * mr * pitch + f, pitch, false, (const char *)x,
+                          0);
+        }
+}
+
 void dvm_attn_over_keys(const struct attn_work *w, int m, const float *a, const float *b,
                         int64_t features, float *c, bool is_clean) {
-    int mr = w->g->mr, nr = w->g->nr;
+    struct attn_range h[MAX_GROUPS];
+    int nr = w->g->nr;
     int64_t pitch = attn_pitch(features), strip = (int64_t)ATTN_BN * nr;
-    for (int r = 0; r < m && !is_clean; r++) {
+    if (is_clean) {
+        int groups = row_hulls(w, m, h);
+        add_product(w, m, h, groups, a, b, strip, c, features);
+        return;
+    }
+    for (int r = 0; r < m; r++) {
         int at = w->from[r];
         w->k->chain(c + r * pitch, features, a + r * ATTN_PITCH + at, 1, w->off + r * ATTN_BN + at,
                     1, w->to[r] - at, b + (int64_t)at * nr, nr, strip);
-    }
-    for (int r = 0; r < m && is_clean; r += mr) {
-        int rows = DVM_MIN(mr, m - r);
-        struct attn_range h = dvm_attn_hull(w, r, r + rows);
-        const float *x = a + r * ATTN_PITCH + h.from;
-        for (int64_t f = 0; f < features && h.from < h.to; f += nr)
-            w->g->f32(rows, nr, h.to - h.from, x, b + f / nr * strip + h.from * nr,
-                      c + r * pitch + f, pitch, false, (const char *)x, 0);
     }
 }
 
@@ -255,19 +277,16 @@ static struct attn_range seeing(const struct attn_work *w, int m, int64_t j, int
 
 void dvm_attn_over_rows(const struct attn_work *w, int m, const struct attn_tile *t, const float *a,
                         const float *b, int64_t features, float *c, bool is_clean) {
-    int mr = w->g->mr, nr = w->g->nr;
+    struct attn_range h[MAX_GROUPS];
+    int mr = w->g->mr, nr = w->g->nr, first = t->from / mr * mr, groups = 0;
     int64_t pitch = attn_pitch(features), strip = (int64_t)ATTN_BM * nr;
     for (int j = t->from; j < t->to && !is_clean; j++)
         w->k->chain(c + j * pitch, features, a + (int64_t)j * ATTN_PITCH, 1, w->off + j, ATTN_BN, m,
                     b, nr, strip);
-    for (int j = t->from / mr * mr; j < t->to && is_clean; j += mr) {
-        int keys = DVM_MIN(mr, t->to - j);
-        struct attn_range h = seeing(w, m, j, keys);
-        const float *x = a + (int64_t)j * ATTN_PITCH + h.from;
-        for (int64_t f = 0; f < features && h.from < h.to; f += nr)
-            w->g->f32(keys, nr, h.to - h.from, x, b + f / nr * strip + h.from * nr,
-                      c + j * pitch + f, pitch, false, (const char *)x, 0);
-    }
+    if (!is_clean) return;
+    for (int j = first; j < t->to; j += mr) h[groups++] = seeing(w, m, j, DVM_MIN(mr, t->to - j));
+    add_product(w, t->to - first, h, groups, a + (int64_t)first * ATTN_PITCH, b, strip,
+                c + first * pitch, features);
 }
 
 /* ---- rows */

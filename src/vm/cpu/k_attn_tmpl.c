@@ -10,47 +10,114 @@
 
 enum { LANES = DVM_ATTN_LANES };
 
+/* ---- LANES floats: what the compiler does not make of loops by itself. max is a > b ? a : b. */
+
+#if defined(__AVX512F__)
+#include <immintrin.h>
+enum { W = 16 };
+typedef __m512 vf;
+#define vf_set1(x) _mm512_set1_ps(x)
+#define vf_load(p) _mm512_loadu_ps(p)
+#define vf_store(p, v) _mm512_storeu_ps(p, v)
+#define vf_add(a, b) _mm512_add_ps(a, b)
+#define vf_mul(a, b) _mm512_mul_ps(a, b)
+#define vf_max(a, b) _mm512_max_ps(a, b)
+#elif defined(__AVX2__)
+#include <immintrin.h>
+enum { W = 8 };
+typedef __m256 vf;
+#define vf_set1(x) _mm256_set1_ps(x)
+#define vf_load(p) _mm256_loadu_ps(p)
+#define vf_store(p, v) _mm256_storeu_ps(p, v)
+#define vf_add(a, b) _mm256_add_ps(a, b)
+#define vf_mul(a, b) _mm256_mul_ps(a, b)
+#define vf_max(a, b) _mm256_max_ps(a, b)
+#else
+enum { W = 1 };
+typedef float vf;
+#define vf_set1(x) (x)
+#define vf_load(p) (*(p))
+#define vf_store(p, v) (*(p) = (v))
+#define vf_add(a, b) ((a) + (b))
+#define vf_mul(a, b) ((a) * (b))
+#define vf_max(a, b) ((a) > (b) ? (a) : (b))
+#endif
+enum { NV = LANES / W };
+
 /* Halves onto halves. */
-DVM_INLINE float sum_of(float *acc) {
+DVM_INLINE float sum_of(const vf v[NV]) {
+    float acc[LANES];
+    for (int i = 0; i < NV; i++) vf_store(acc + i * W, v[i]);
+    DVM_UNROLL
     for (int w = LANES / 2; w; w >>= 1)
         for (int l = 0; l < w; l++) acc[l] += acc[l + w];
     return acc[0];
 }
+DVM_INLINE float max_of(const vf v[NV]) {
+    float acc[LANES];
+    for (int i = 0; i < NV; i++) vf_store(acc + i * W, v[i]);
+    DVM_UNROLL
+    for (int w = LANES / 2; w; w >>= 1)
+        for (int l = 0; l < w; l++) acc[l] = acc[l + w] > acc[l] ? acc[l + w] : acc[l];
+    return acc[0];
+}
 
-#define SCORES(name, VALUE)                                                      \
-    static float name(float *DVM_RESTRICT s, const float *DVM_RESTRICT bias,     \
-                      const uint8_t *DVM_RESTRICT off, float scale, int64_t n) { \
-        float acc[LANES], m = -INFINITY;                                         \
-        (void)bias, (void)off;                                                   \
-        for (int l = 0; l < LANES; l++) acc[l] = m;                              \
-        for (int64_t j = 0; j < n; j += LANES)                                   \
-            for (int l = 0; l < LANES; l++) {                                    \
-                float x = VALUE;                                                 \
-                s[j + l] = x;                                                    \
-                acc[l] = x > acc[l] ? x : acc[l];                                \
-            }                                                                    \
-        for (int l = 0; l < LANES; l++) m = acc[l] > m ? acc[l] : m;             \
-        return m;                                                                \
-    }
-SCORES(scores_plain, scale *s[j + l])
-SCORES(scores_bias, scale *(s[j + l] + bias[j + l]))
-SCORES(scores_off, off[j + l] ? -INFINITY : scale * s[j + l])
-SCORES(scores_both, off[j + l] ? -INFINITY : scale * (s[j + l] + bias[j + l]))
+static float largest(const float *s, int64_t n) {
+    vf acc[NV];
+    for (int i = 0; i < NV; i++) acc[i] = vf_set1(-INFINITY);
+    for (int64_t j = 0; j < n; j += LANES)
+        for (int i = 0; i < NV; i++) acc[i] = vf_max(vf_load(s + j + i * W), acc[i]);
+    return max_of(acc);
+}
+static float total(const float *s, int64_t n) {
+    vf acc[NV];
+    for (int i = 0; i < NV; i++) acc[i] = vf_set1(0);
+    for (int64_t j = 0; j < n; j += LANES)
+        for (int i = 0; i < NV; i++) acc[i] = vf_add(acc[i], vf_load(s + j + i * W));
+    return sum_of(acc);
+}
+
+/* ---- scores and weights */
+
+static float scores_plain(float *s, float scale, int64_t n) {
+    vf acc[NV], f = vf_set1(scale);
+    for (int i = 0; i < NV; i++) acc[i] = vf_set1(-INFINITY);
+    for (int64_t j = 0; j < n; j += LANES)
+        for (int i = 0; i < NV; i++) {
+            vf x = vf_mul(f, vf_load(s + j + i * W));
+            vf_store(s + j + i * W, x);
+            acc[i] = vf_max(x, acc[i]);
+        }
+    return max_of(acc);
+}
+static void add_bias(float *DVM_RESTRICT s, const float *DVM_RESTRICT bias, int64_t n) {
+    for (int64_t j = 0; j < n; j++) s[j] += bias[j];
+}
+static void leave_out(float *DVM_RESTRICT s, const uint8_t *DVM_RESTRICT off, float scale,
+                      int64_t n) {
+    for (int64_t j = 0; j < n; j++) s[j] = off[j] ? -INFINITY : scale * s[j];
+}
 
 static float scores(float *s, const float *bias, const uint8_t *off, float scale, int64_t n) {
-    if (bias) return (off ? scores_both : scores_bias)(s, bias, off, scale, n);
-    return (off ? scores_off : scores_plain)(s, bias, off, scale, n);
+    if (bias) add_bias(s, bias, n);
+    if (!off) return scores_plain(s, scale, n);
+    leave_out(s, off, scale, n);
+    return largest(s, n);
+}
+
+/* x_exp for x <= 0 or NaN: the limit above and the choice of the factor fall away, the bits stay. */
+DVM_INLINE float exp_below(float x) {
+    float c = -104.0f > x ? -104.0f : x;
+    float t = xc_fma(c, 0x1.715476p0f, X_MAGIC);
+    float n = t - X_MAGIC;
+    float r = xc_fma(n, 0x1.05c61p-29f, xc_fma(n, -0x1.62e43p-1f, c));
+    float p = xc_fma(xc_fma(x_exp_q(r), r, 1.0f), r, 1.0f);
+    return x_scale(p, n, t, 1);
 }
 
 static float exps(float *s, float m, int64_t n) {
-    float acc[LANES] = {0};
-    for (int64_t j = 0; j < n; j += LANES)
-        for (int l = 0; l < LANES; l++) {
-            float e = x_exp(s[j + l] - m);
-            s[j + l] = e;
-            acc[l] += e;
-        }
-    return sum_of(acc);
+    for (int64_t j = 0; j < n; j++) s[j] = exp_below(s[j] - m);
+    return total(s, n);
 }
 
 static void weights(float *s, float m, float f, int64_t n) {
@@ -77,11 +144,13 @@ static void dscores(float *DVM_RESTRICT ds, const float *DVM_RESTRICT p, float d
 
 static float dot(const float *DVM_RESTRICT a, const float *DVM_RESTRICT b, int64_t n) {
     float acc[LANES] = {0};
+    vf v[NV];
     int64_t j = 0;
     for (; j + LANES <= n; j += LANES)
         for (int l = 0; l < LANES; l++) acc[l] = xc_fma(a[j + l], b[j + l], acc[l]);
     for (int l = 0; j + l < n; l++) acc[l] = xc_fma(a[j + l], b[j + l], acc[l]);
-    return sum_of(acc);
+    for (int i = 0; i < NV; i++) v[i] = vf_load(acc + i * W);
+    return sum_of(v);
 }
 
 /* One round of Philox4x32; the key grows by the Weyl constants between rounds. */
