@@ -305,7 +305,7 @@ static void time_box(const char *name, struct prog *p, long m, long n, const int
             .ptr = data[o], .rs = row ? sizes[o] : n * sizes[o], .cs = row ? 0 : sizes[o]};
         if (!fold) bytes += (double)count * sizes[o];
     }
-    uint32_t fault = 0;
+    struct dvm_fault fault = {0};
     r.args = (struct dvm_strip_args){
         .opnd = r.opnd, .m = m, .n = n, .scratch = scratch, .fault = &fault};
     once(&r);

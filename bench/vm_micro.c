@@ -396,7 +396,7 @@ static void fill_inputs(void) {
 static void run_case(const struct dvm_dev *dev, const struct dvm_mem *mem, const struct bench *b) {
     static struct prog p;
     struct dvm_code *code;
-    uint32_t fault = 0;
+    struct dvm_fault fault = {0};
     b->build(&p, b->m, b->n);
     if (dvm_strip_verify(&p.s) != DVM_OK || dev->compile(dev, mem, &p.s, &code) != DVM_OK) {
         printf("%s: %s\n", b->name, dvm_error_text());

@@ -59,7 +59,6 @@ bool complain_dvm(const char *what);
 void print_number(FILE *f, dvm_dtype t, double v);
 void print_values(FILE *f, const dvm_arg *a);
 void print_type(FILE *f, dvm_dtype t, int rank, const int64_t *dims);
-int64_t element_count(const dvm_arg *a);
 double now_seconds(void);
 
 /* The commands. */

@@ -100,6 +100,7 @@ static bool set_option(struct options *o, const char *name, const char *value) {
     if (!strcmp(name, "fill")) return (o->has_fill = number(name, value, &o->fill));
     if (!strcmp(name, "seed")) {
         if (!number(name, value, &v)) return false;
+        if (!(v >= 0 && v <= 0x1p53)) return complain("--seed takes 0 to 2^53, not \"%s\"", value);
         o->seed = (unsigned long long)v;
         return true;
     }

@@ -49,7 +49,10 @@ static void print_inputs(const struct session *s) {
             bool f = io->dtype == DVM_F16 || io->dtype == DVM_BF16 || io->dtype == DVM_F32 ||
                      io->dtype == DVM_F64;
             printf("scalar %s ", dvm_dtype_name(io->dtype));
-            print_number(stdout, io->dtype, f ? io->num.f : (double)io->num.i);
+            if (io->dtype == DVM_I64)
+                printf("%lld", (long long)io->num.i);
+            else
+                print_number(stdout, io->dtype, f ? io->num.f : (double)io->num.i);
         } else {
             print_type(stdout, io->dtype, io->rank, io->dims);
         }

@@ -44,12 +44,6 @@ void print_type(FILE *f, dvm_dtype t, int rank, const int64_t *dims) {
     fputs("]", f);
 }
 
-int64_t element_count(const dvm_arg *a) {
-    int64_t n = 1;
-    for (int i = 0; i < a->rank; i++) n *= a->dims[i];
-    return n;
-}
-
 static void print_element(FILE *f, dvm_dtype t, const char *p) {
     int64_t i;
     if (t == DVM_I64) {

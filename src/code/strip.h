@@ -88,6 +88,18 @@ struct dvm_opnd_arg {
     int64_t rs, cs;
     int64_t gs, gn; /* PICK: bytes between index values, number of valid index values */
 };
+/* What is known of indices out of range: the lowest operand that met one, and its smallest, so that the report is the
+ * same whoever ran which part. */
+struct dvm_fault {
+    uint32_t any; /* 0: none */
+    uint32_t opnd;
+    int64_t index, gn;
+};
+static inline void dvm_fault_note(struct dvm_fault *f, uint32_t opnd, int64_t index, int64_t gn) {
+    if (!f->any || opnd < f->opnd || (opnd == f->opnd && index < f->index))
+        *f = (struct dvm_fault){1, opnd, index, gn};
+}
+
 struct dvm_strip_args {
     const struct dvm_opnd_arg *opnd;
     const uint64_t *param; /* bits as in lit */
@@ -95,8 +107,8 @@ struct dvm_strip_args {
     int64_t
         pos; /* argmax, argmin: position of the first element folded (column in ROW, row in COL) */
     void *scratch; /* dvm_code.scratch bytes, 64-byte aligned, one per thread */
-    uint32_t *
-        fault; /* set to 1 when an index is out of range; the element is then read at index 0 or is 0 */
+    struct dvm_fault
+        *fault;  /* notes an index out of range; the element is then read at index 0 or is 0 */
     bool stream; /* outputs are larger than the cache: non-temporal stores pay */
     bool alias;  /* some output is exactly an input: no store before the last load of an element */
 };

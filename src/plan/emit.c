@@ -278,6 +278,14 @@ static int emit_iota(struct planner *p, struct sb *b, uint32_t n, const struct v
     return put(p, b, DVM_BC_LOAD, dvm_vt_of(x->dtype), (int)b->opnd.n - 1, 0, 0);
 }
 
+/* The source of a gather. What has no elements is never computed, so it lies nowhere. */
+static struct popnd *gathered(struct planner *p, struct sb *b, uint32_t n, const struct view *v) {
+    const struct pnode *x = &p->node.p[n];
+    if (p->numel.p[x->shape] == 0 && x->op != DVM_OP_LOAD)
+        return new_opnd(p, b, DVM_SRC_WS, 0, x->dtype, DVM_ROLE_PICK);
+    return memory(p, b, n, v, DVM_ROLE_PICK);
+}
+
 /* Maps of source and index of a gather whose result is seen through v. The gathered axis becomes row naxes. */
 static int emit_gather(struct planner *p, struct sb *b, uint32_t n, const struct view *v) {
     const struct pnode x = p->node.p[n];
@@ -305,13 +313,13 @@ static int emit_gather(struct planner *p, struct sb *b, uint32_t n, const struct
     if (idx < 0) return -1;
     sv->inc[g->naxes][axis] = 1;
     g->ax[g->naxes] = (struct axis){.size = ss.d[axis]};
-    struct popnd *o = memory(p, b, x.in[0], sv, DVM_ROLE_PICK);
+    struct popnd *o = gathered(p, b, x.in[0], sv);
     int64_t gs = 0;
     if (o && ss.d[axis] > 1) {
         /* The step of the gathered axis: the same operand one element further along row naxes. */
         struct view one = *sv;
         one.off[axis] = 1;
-        struct popnd *q = memory(p, b, x.in[0], &one, DVM_ROLE_PICK);
+        struct popnd *q = gathered(p, b, x.in[0], &one);
         if (!q) return -1;
         o = q - 1;
         gs = q->offset - o->offset;
@@ -324,6 +332,7 @@ static int emit_gather(struct planner *p, struct sb *b, uint32_t n, const struct
     }
     o->gs = gs;
     o->gn = ss.d[axis];
+    o->gref = x.gref;
     return put(p, b, DVM_BC_PICK, dvm_vt_of(x.dtype), (int)(o - b->opnd.p), idx, 0);
 }
 

@@ -195,6 +195,7 @@ static void bind_opnd(const struct planner *p, const struct popnd *o, int naxes,
     for (int a = 0; a < naxes; a++) bd->stride[a] = o->stride[a];
     bd->gs = o->gs;
     bd->gn = o->gn;
+    bd->node = o->gref;
 }
 
 static void add_phase(struct planner *p, struct dvm_plan *pl, struct bump *bm, struct sb *b,

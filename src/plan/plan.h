@@ -34,6 +34,7 @@ enum dvm_src {
 struct dvm_bind {
     uint8_t src;
     uint16_t index;
+    uint32_t node;                /* PICK: graph node, for messages; not part of the text */
     int64_t offset;               /* bytes */
     int64_t stride[DVM_MAX_AXES]; /* bytes per step of each kernel axis */
     int64_t gs, gn;               /* PICK */

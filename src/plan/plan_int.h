@@ -74,6 +74,7 @@ struct popnd {
     int64_t offset; /* bytes */
     int64_t stride[DVM_MAX_AXES];
     int64_t gs, gn;
+    dvm_ref gref; /* PICK */
 };
 
 struct vmemo {

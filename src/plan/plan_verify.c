@@ -88,7 +88,10 @@ static bool reach(const struct check *c, const struct dvm_bind *b, const struct 
         if (!dvm_add_ok(step < 0 ? *lo : *hi, step, step < 0 ? lo : hi)) return false;
     }
     if (d->role == DVM_ROLE_PICK) {
-        if (b->gn == 0) return true;
+        if (b->gn == 0) {
+            *hi = *lo;
+            return true;
+        }
         if (!dvm_mul_ok(b->gs, b->gn - 1, &step)) return false;
         if (!dvm_add_ok(step < 0 ? *lo : *hi, step, step < 0 ? lo : hi)) return false;
     }

@@ -148,6 +148,7 @@ dvm_status dvm_run_record(struct dvm_kernel *k, struct launch_record *r, const d
     for (size_t i = 0; i < ni; i++) ptr[i] = in[i].data;
     for (size_t i = 0; i < no; i++) ptr[ni + i] = out[i].data;
     bind_params(k, p, in, par);
+    uint32_t fault_node = 0;
     struct dvm_launch l = {.plan = p,
                            .in = ptr,
                            .out = ptr + ni,
@@ -155,7 +156,8 @@ dvm_status dvm_run_record(struct dvm_kernel *k, struct launch_record *r, const d
                            .pool = k->ctx->pool,
                            .mem = &k->mem,
                            .product = dvm_gemm_kernel,
-                           .level = &k->ctx->gemm};
+                           .level = &k->ctx->gemm,
+                           .fault_node = &fault_node};
     struct dvm_copy *copies = NULL;
     dvm_status st = dvm_check_overlap(k, r, in, out, ptr, &l.alias, &copies);
     size_t ws_size = p->workspace;
@@ -164,7 +166,10 @@ dvm_status dvm_run_record(struct dvm_kernel *k, struct launch_record *r, const d
         if (!l.ws)
             st = dvm_err_set(DVM_ERR_NOMEM, "out of memory: %zu bytes of workspace", ws_size);
     }
-    if (st == DVM_OK) st = dvm_drive(&l);
+    if (st == DVM_OK) {
+        st = dvm_drive(&l);
+        if (st == DVM_ERR_INDEX) st = dvm_graph_blame(k->g, fault_node, st);
+    }
     if (l.ws) give_ws(k, l.ws, ws_size);
     dvm_copies_drop(k, &copies);
     if (block) dvm_mem_free(&k->mem, block, big);

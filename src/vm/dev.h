@@ -33,6 +33,7 @@ struct dvm_launch {
     char *ws;
     const uint64_t *param; /* plan->nparam numbers */
     bool alias;            /* some output is exactly an input */
+    uint32_t *fault_node;  /* NULL, or where DVM_ERR_INDEX leaves dvm_bind.node */
     struct dvm_pool *pool;
     const struct dvm_mem *mem;
     /* Products (kernels of kind GEMM) have a schedule of their own, in src/ops, which stands above this room: whoever

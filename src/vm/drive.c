@@ -9,6 +9,7 @@
 #include "vm/drive.h"
 
 #include <stdalign.h>
+#include <stdio.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -180,7 +181,8 @@ static size_t lay_slot(const struct dvm_job *j, const struct needs *n, char *bas
     size_t at = 0;
     struct dvm_slot *s = (struct dvm_slot *)carve(base, &at, sizeof *s), measure;
     if (!base) s = &measure;
-    s->fault = 0;
+    s->fault = (struct dvm_fault *)carve(base, &at, j->s.k->nphase * sizeof *s->fault);
+    if (base) memset(s->fault, 0, j->s.k->nphase * sizeof *s->fault);
     size_t opnds = (size_t)DVM_MAX(2 * n->nopnd, n->all_opnds);
     s->opnd = (struct dvm_opnd_arg *)carve(base, &at, opnds * sizeof *s->opnd);
     s->box = base ? s->opnd + n->nopnd : NULL;
@@ -324,16 +326,42 @@ static void split_phase(struct dvm_job *j) {
     }
 }
 
-static uint32_t run_job(struct dvm_job *j) {
+/* Of the first phase that has one. */
+static bool find_fault(const struct dvm_job *j, struct dvm_fault *f, const struct dvm_bind **bind) {
+    for (int p = 0; p < j->s.k->nphase; p++) {
+        for (int i = 0; i < j->nslot; i++) {
+            const struct dvm_fault *s = &slot(j, i)->fault[p];
+            if (s->any) dvm_fault_note(f, s->opnd, s->index, s->gn);
+        }
+        if (!f->any) continue;
+        *bind = &j->s.k->phase[p].bind[f->opnd];
+        return true;
+    }
+    return false;
+}
+
+static dvm_status report(const struct dvm_launch *l, const struct dvm_fault *f,
+                         const struct dvm_bind *b) {
+    char what[32] = "a computed value";
+    if (b->src == DVM_SRC_INPUT) snprintf(what, sizeof what, "input %u", b->index);
+    if (l->fault_node) *l->fault_node = b->node;
+    if (f->gn == 0)
+        DVM_FAIL(INDEX, "index %lld is out of range: the gathered axis of %s has no elements",
+                 (long long)f->index, what);
+    DVM_FAIL(INDEX,
+             "index %lld is out of range: the gathered axis of %s has %lld element%s, so %lld to "
+             "%lld are allowed",
+             (long long)f->index, what, (long long)f->gn, f->gn == 1 ? "" : "s", (long long)-f->gn,
+             (long long)f->gn - 1);
+}
+
+static void run_job(struct dvm_job *j) {
     if (j->nchunk > 1)
         for (; j->phase < j->s.k->nphase; j->phase++) split_phase(j);
     else if (j->nslot == 1)
         run_units(j, slot(j, 0), 0, j->s.nunit);
     else
         dvm_pool_run(j->l->pool, j->nslot, take_units, j);
-    uint32_t fault = 0;
-    for (int i = 0; i < j->nslot; i++) fault |= slot(j, i)->fault;
-    return fault;
 }
 
 static dvm_status run_kernel(const struct dvm_launch *l, uint32_t index) {
@@ -352,10 +380,12 @@ static dvm_status run_kernel(const struct dvm_launch *l, uint32_t index) {
     if (!block) return DVM_ERR_NOMEM;
     lay_job(&j, &n, block, &folds);
     fill_info(&j, folds);
-    uint32_t fault = run_job(&j);
+    run_job(&j);
+    struct dvm_fault fault = {0};
+    const struct dvm_bind *at;
+    bool failed = find_fault(&j, &fault, &at);
     if (got) dvm_pool_give(l->pool, l->mem, block, got);
-    if (fault) DVM_FAIL(INDEX, "kernel %u: an index tensor holds a value out of range", index);
-    return DVM_OK;
+    return failed ? report(l, &fault, at) : DVM_OK;
 }
 
 dvm_status dvm_drive(const struct dvm_launch *l) {

@@ -75,7 +75,7 @@ struct dvm_unit {
 
 /* What a thread works with. */
 struct dvm_slot {
-    uint32_t fault;
+    struct dvm_fault *fault;         /* one per phase */
     struct dvm_opnd_arg *opnd, *box; /* of a phase; opnd and param have room for all of them */
     uint64_t *param;
     void *code_scratch;

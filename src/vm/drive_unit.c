@@ -63,7 +63,7 @@ static void run_box(const struct dvm_job *j, struct dvm_slot *s, const struct dv
                                .n = n,
                                .pos = pos,
                                .scratch = s->code_scratch,
-                               .fault = &s->fault,
+                               .fault = &s->fault[f - j->info],
                                .stream = f->stream,
                                .alias = j->l->alias};
     f->code->run(f->code, &a);
@@ -252,7 +252,7 @@ static void bind_boxes(const struct dvm_job *j, struct dvm_slot *s, const struct
                                                   : space->len,
                                        .n = vec || col ? space->len : space->cut,
                                        .scratch = s->code_scratch,
-                                       .fault = &s->fault,
+                                       .fault = &s->fault[p],
                                        .stream = f->stream,
                                        .alias = j->l->alias};
         at.opnd += f->p->nbind;

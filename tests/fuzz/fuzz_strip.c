@@ -190,11 +190,11 @@ static dvm_status device(int tier, struct dvm_dev *d) {
     return st == DVM_OK ? dvm_dev_jit(isa, d) : st;
 }
 
-static uint32_t run(const struct dvm_code *code, const struct dvm_strip *s,
-                    const struct dvm_opnd_arg *opnd, int64_t m, int64_t n) {
+static struct dvm_fault run(const struct dvm_code *code, const struct dvm_strip *s,
+                            const struct dvm_opnd_arg *opnd, int64_t m, int64_t n) {
     static const uint64_t param[2] = {1, 0};
     uint64_t params[2] = {param[0], param[1]};
-    uint32_t fault = 0;
+    struct dvm_fault fault = {0};
     size_t size = (code->scratch + 63) & ~(size_t)63;
     void *scratch = aligned_alloc(64, size + 64);
     struct dvm_strip_args a = {.opnd = opnd,
@@ -213,7 +213,7 @@ static void run_all(const struct dvm_strip *s, int64_t m, int64_t n) {
     struct buffer buf[MAX_OPND] = {{0}};
     struct dvm_opnd_arg arg[MAX_OPND];
     char *want[MAX_OPND] = {0};
-    uint32_t fault = 0;
+    struct dvm_fault fault = {0};
     for (int o = 0; o < s->nopnd; o++) place(&buf[o], &arg[o], s, o, m, n, (unsigned)o * 7 + 1);
     for (int tier = REF; tier < TIERS; tier++) {
         struct dvm_code *code = NULL;
@@ -224,9 +224,10 @@ static void run_all(const struct dvm_strip *s, int64_t m, int64_t n) {
         if (st != DVM_OK) continue;
         for (int o = 0; o < s->nopnd; o++)
             if (buf[o].p) memcpy(buf[o].p, buf[o].first, buf[o].n);
-        uint32_t got = run(code, s, arg, m, n);
+        struct dvm_fault got = run(code, s, arg, m, n);
         if (tier == REF) fault = got;
-        CHECK(got == fault);
+        CHECK(got.any == fault.any && got.opnd == fault.opnd);
+        CHECK(got.index == fault.index && got.gn == fault.gn);
         for (int o = 0; o < s->nopnd; o++) {
             if (!buf[o].p) continue;
             one_nan(s, o, buf[o].p, buf[o].n);

@@ -319,10 +319,10 @@ static void arguments(const struct ck_strip *c, struct dvm_opnd_arg *opnd,
     }
 }
 
-static uint32_t run(const struct ck_strip *c, const struct dvm_code *code, bool stream) {
+static struct dvm_fault run(const struct ck_strip *c, const struct dvm_code *code, bool stream) {
     struct dvm_opnd_arg opnd[DVM_STRIP_MAX_OPND];
     struct dvm_strip_args a;
-    uint32_t fault = 0;
+    struct dvm_fault fault = {0};
     for (int o = 0; o < c->s.nopnd; o++)
         if (places[o].out && places[o].n) memcpy(places[o].win, places[o].init, places[o].n);
     arguments(c, opnd, &a);
@@ -405,7 +405,20 @@ static void print_case(const struct ck_strip *c) {
     }
 }
 
-static bool check_on(struct ck_strip *c, struct ck_device *dev, uint32_t want, bool stream) {
+static bool same_fault(const struct dvm_fault *a, const struct dvm_fault *b) {
+    return a->any == b->any && a->opnd == b->opnd && a->index == b->index && a->gn == b->gn;
+}
+
+static void print_fault(const char *who, const struct dvm_fault *f) {
+    printf("    %s: ", who);
+    if (f->any)
+        printf("index %lld of %lld in o%u\n", (long long)f->index, (long long)f->gn, f->opnd);
+    else
+        printf("no fault\n");
+}
+
+static bool check_on(struct ck_strip *c, struct ck_device *dev, const struct dvm_fault *want,
+                     bool stream) {
     struct dvm_code *code = NULL;
     dvm_status st = dev->dev.compile(&dev->dev, &mem, &c->s, &code);
     if (st == DVM_ERR_UNSUPPORTED) return true;
@@ -415,15 +428,18 @@ static bool check_on(struct ck_strip *c, struct ck_device *dev, uint32_t want, b
         print_case(c);
         return false;
     }
-    uint32_t got = run(c, code, stream);
-    bool ok = compare(c);
-    if (want != got) printf("    fault: reference %u, device %u\n", want, got);
-    if (!ok || want != got) {
+    struct dvm_fault got = run(c, code, stream);
+    bool ok = compare(c), same = same_fault(&got, want);
+    if (!same) {
+        print_fault("reference", want);
+        print_fault("device", &got);
+    }
+    if (!ok || !same) {
         printf("    tier %s\n", code->tier);
         print_case(c);
     }
     dev->dev.destroy(&dev->dev, &mem, code);
-    return ok && want == got;
+    return ok && same;
 }
 
 void ck_case(int variant, uint64_t seed, struct ck_strip *c, const struct ck_device *ref,
@@ -439,11 +455,11 @@ void ck_case(int variant, uint64_t seed, struct ck_strip *c, const struct ck_dev
         return;
     }
     lay_out(&r, c);
-    uint32_t fault = run(c, code, false);
+    struct dvm_fault fault = run(c, code, false);
     keep_wanted(c);
     ref->dev.destroy(&ref->dev, &mem, code);
     for (int d = 0; d < ndev; d++)
-        if (ok[d]) ok[d] = check_on(c, &dev[d], fault, variant % 3 == 2);
+        if (ok[d]) ok[d] = check_on(c, &dev[d], &fault, variant % 3 == 2);
 }
 
 static double seconds(void) {
@@ -457,7 +473,7 @@ double ck_bench(uint64_t seed, struct ck_strip *c, const struct ck_device *dev, 
     struct dvm_code *code = NULL;
     struct dvm_opnd_arg opnd[DVM_STRIP_MAX_OPND];
     struct dvm_strip_args a;
-    uint32_t fault = 0;
+    struct dvm_fault fault = {0};
     c->s.hash = dvm_strip_hash(&c->s);
     lay_out(&r, c);
     if (dev->dev.compile(&dev->dev, &mem, &c->s, &code) != DVM_OK) return -1;

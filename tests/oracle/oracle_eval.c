@@ -70,19 +70,27 @@ struct bind {
     size_t cap;
 };
 
+/* Nonzero: no such number. */
 static int dim_op(int op, int64_t a, int64_t b, int64_t *out) {
     switch (op) {
-    case DVM_DIM_ADD: *out = a + b; return 0;
-    case DVM_DIM_SUB: *out = a - b; return 0;
-    case DVM_DIM_MUL: *out = a * b; return 0;
+    case DVM_DIM_ADD: return __builtin_add_overflow(a, b, out);
+    case DVM_DIM_SUB: return __builtin_sub_overflow(a, b, out);
+    case DVM_DIM_MUL: return __builtin_mul_overflow(a, b, out);
     case DVM_DIM_MAX: *out = a > b ? a : b; return 0;
     case DVM_DIM_MIN: *out = a < b ? a : b; return 0;
     default: break;
     }
-    if (b == 0) return -1;
+    if (b == 0 || (a == INT64_MIN && b == -1)) return 1;
     int64_t m = a % b;
     if (m != 0 && (m < 0) != (b < 0)) m += b;
     *out = op == DVM_DIM_MOD ? m : (a - m) / b;
+    return 0;
+}
+
+static int whole(struct bind *s, const struct known *k, int64_t *out) {
+    if (!(fabs(k->v) < 0x1p62) || k->v != rint(k->v))
+        return wrong(s->err, s->cap, "%s = %g is no size", k->name, k->v);
+    *out = (int64_t)k->v;
     return 0;
 }
 
@@ -94,13 +102,11 @@ static int size(struct bind *s, const struct dimx *d, int64_t *out) {
     case DX_NAME:
         if (!o->known[d->n].set)
             return wrong(s->err, s->cap, "size %s is not set", o->known[d->n].name);
-        *out = (int64_t)o->known[d->n].v;
-        return 0;
+        return whole(s, &o->known[d->n], out);
     case DX_SCALAR: {
         const struct known *k = known_of(o, (int)d->n);
         if (!k || !k->set) return wrong(s->err, s->cap, "scalar %s is not set", k ? k->name : "?");
-        *out = (int64_t)k->v;
-        return 0;
+        return whole(s, k, out);
     }
     case DX_OF: {
         const struct value *v = V(d->n);
@@ -115,7 +121,7 @@ static int size(struct bind *s, const struct dimx *d, int64_t *out) {
         TRY(size(s, d->a, &a));
         TRY(size(s, d->b, &b));
         if (dim_op(d->op, a, b, out))
-            return wrong(s->err, s->cap, "size expression divides by zero");
+            return wrong(s->err, s->cap, "size expression overflows or divides by zero");
         return 0;
     }
 }
@@ -169,6 +175,7 @@ static int shape_view(struct bind *s, struct value *v, const struct value *x) {
         v->rank = x->rank;
         for (int k = 0; k < v->rank; k++) {
             int64_t p = v->axes[k] < 0 ? v->axes[k] + v->rank : v->axes[k];
+            if (p < 0 || p >= v->rank) return bad_shape(s, v, "axis out of range");
             v->axes[k] = p;
             v->dims[k] = x->dims[p];
         }
@@ -179,12 +186,12 @@ static int shape_view(struct bind *s, struct value *v, const struct value *x) {
             v->dims[k] = v->ia[k];
             if (v->ia[k] == -1)
                 hole = k;
-            else
-                known *= v->ia[k];
+            else if (v->ia[k] < 0 || __builtin_mul_overflow(known, v->ia[k], &known))
+                return bad_shape(s, v, "negative or too large");
         }
-        if (hole >= 0 && known > 0) v->dims[hole] = x->n / known;
         if (hole >= 0 && known == 0) return bad_shape(s, v, "-1 beside a size of 0");
-        if (x->n != (hole >= 0 ? known * v->dims[hole] : known))
+        if (hole >= 0) v->dims[hole] = x->n / known;
+        if (hole >= 0 ? x->n % known != 0 : x->n != known)
             return bad_shape(s, v, "other number of elements");
         return 0;
     case DVM_OP_BROADCAST:
@@ -203,13 +210,17 @@ static int shape_view(struct bind *s, struct value *v, const struct value *x) {
     v->rank = x->rank;
     for (int k = 0; k < v->rank; k++) {
         int64_t d = x->dims[k], start = v->ia[k] < 0 ? v->ia[k] + d : v->ia[k],
-                step = v->n3 ? v->ic[k] : 1, n = 0;
+                step = v->n3 ? v->ic[k] : 1;
+        if (step == 0) return bad_shape(s, v, "a step of 0");
         if (step > 0)
             start = start < 0 ? 0 : start > d ? d : start;
         else
             start = start < -1 ? -1 : start > d - 1 ? d - 1 : start;
-        for (int64_t at = start; at >= 0 && at < d && (v->ib[k] < 0 || n < v->ib[k]); at += step)
-            n++;
+        /* steps until the end of the axis, rounded up */
+        int64_t room = step > 0 ? d - start : start + 1;
+        uint64_t by = step > 0 ? (uint64_t)step : 0 - (uint64_t)step;
+        int64_t n = room > 0 ? (int64_t)(((uint64_t)room - 1) / by) + 1 : 0;
+        if (v->ib[k] >= 0 && n > v->ib[k]) n = v->ib[k];
         v->ia[k] = start;
         v->ic[k] = step;
         v->dims[k] = n;
@@ -224,10 +235,15 @@ static unsigned axis_mask(const struct value *v, const struct value *x) {
     return mask;
 }
 
-static int shape_reduce(struct bind *s, struct value *v, const struct value *x) {
+static int check_axes(struct bind *s, const struct value *v, const struct value *x) {
     for (int i = 0; i < v->naxes; i++)
         if (v->axes[i] < -x->rank || v->axes[i] >= x->rank)
             return bad_shape(s, v, "axis out of range");
+    return 0;
+}
+
+static int shape_reduce(struct bind *s, struct value *v, const struct value *x) {
+    TRY(check_axes(s, v, x));
     unsigned mask = axis_mask(v, x);
     for (int k = 0; k < x->rank; k++) {
         if (!(mask >> k & 1))
@@ -271,7 +287,8 @@ static int shape_concat(struct bind *s, struct value *v) {
         for (int k = 0; k < v->rank; k++)
             if (k != axis && x->dims[k] != v->dims[k])
                 return bad_shape(s, v, "operands of other sizes");
-        v->dims[axis] += x->dims[axis];
+        if (__builtin_add_overflow(v->dims[axis], x->dims[axis], &v->dims[axis]))
+            return bad_shape(s, v, "too large");
     }
     return 0;
 }
@@ -323,6 +340,21 @@ static int shape_load(struct bind *s, struct value *v) {
     return 0;
 }
 
+/* Sizes beside a 0 count too: their products are strides and numbers of elements of parts. */
+static int count_elements(struct bind *s, struct value *v) {
+    int64_t dense = 1;
+    bool empty = false;
+    for (int k = 0; k < v->rank; k++) {
+        int64_t d = v->dims[k];
+        if (d < 0) return bad_shape(s, v, "a negative size");
+        empty |= d == 0;
+        if (__builtin_mul_overflow(dense, d ? d : 1, &dense) || dense > (int64_t)1 << 60)
+            return bad_shape(s, v, "too large");
+    }
+    v->n = empty ? 0 : dense;
+    return v->n > (int64_t)1 << 28 ? bad_shape(s, v, "too large for the oracle") : 0;
+}
+
 static int shape(struct bind *s, struct value *v) {
     oracle *o = s->o;
     const struct value *x = v->nin ? V(v->in[0]) : NULL;
@@ -332,8 +364,8 @@ static int shape(struct bind *s, struct value *v) {
     v->rank = 0;
     switch (v->op) {
     case DVM_OP_SCALAR:
-    case DVM_OP_CONST:
-    case DVM_OP_SIZE: break;
+    case DVM_OP_CONST: break;
+    case DVM_OP_SIZE: TRY(check_axes(s, v, x)); break;
     case DVM_OP_LOAD: TRY(shape_load(s, v)); break;
     case DVM_OP_IOTA:
         v->rank = v->n1;
@@ -357,10 +389,7 @@ static int shape(struct bind *s, struct value *v) {
     case DVM_OP_GROUPED: TRY(shape_grouped(s, v, x, V(v->in[1]), V(v->in[2]))); break;
     default: TRY(shape_ew(s, v)); break; /* cumsum and store have one operand */
     }
-    v->n = 1;
-    for (int k = 0; k < v->rank; k++)
-        if (__builtin_mul_overflow(v->n, v->dims[k], &v->n)) return bad_shape(s, v, "too large");
-    return v->n > (int64_t)1 << 28 ? bad_shape(s, v, "too large for the oracle") : 0;
+    return count_elements(s, v);
 }
 
 /* The argument that an index comes from, through views and casts. */
@@ -417,8 +446,8 @@ int oracle_bind(oracle *o, char *err, size_t cap) {
         if (k->value < 0 || V(k->value)->op != DVM_OP_SCALAR) continue;
         if (!k->set) return wrong(err, cap, "scalar %s is not set", k->name);
         struct value *v = V(k->value);
-        v->constant = is_f(v->dtype) ? of_float(round_to(v->dtype, k->v), 0)
-                                     : of_int(wrap_to(v->dtype, (int64_t)k->v));
+        v->constant =
+            is_f(v->dtype) ? of_float(round_to(v->dtype, k->v), 0) : of_int(to_int(k->v, v->dtype));
         if (is_f(v->dtype))
             o->io_in[v->arg].num.f = v->constant.v;
         else
@@ -513,6 +542,7 @@ static void run_view(struct value *v, const struct value *x) {
 static int run_reduce(struct value *v, const struct value *x, bool strict) {
     unsigned mask = axis_mask(v, x);
     int64_t n = 1, at[R10], full[R10];
+    if (v->n == 0) return 0; /* and the part that is reduced may be of any size */
     for (int a = 0; a < x->rank; a++) n *= mask >> a & 1 ? x->dims[a] : 1;
     elem *row = malloc((size_t)(n + 1) * sizeof *row);
     if (!row) return -1;

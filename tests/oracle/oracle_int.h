@@ -31,6 +31,7 @@ elem of_int(int64_t i);
 double ulp_of(dvm_dtype t, double v);
 double round_to(dvm_dtype t, double v);
 int64_t wrap_to(dvm_dtype t, int64_t v);
+int64_t to_int(double v, dvm_dtype t); /* as a cast */
 elem load_elem(dvm_dtype t, const void *p);
 /* v rounded to a float dtype, with its bound. */
 elem rounded(dvm_dtype t, double v, double e);

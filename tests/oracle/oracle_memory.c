@@ -9,6 +9,7 @@
 #include "oracle_int.h"
 
 enum { ALIGN = 64, POISON = 0xa7 };
+static const int64_t MOST = (int64_t)1 << 32; /* elements from first to last */
 
 /* ------------------------------------------------------------------ elements */
 
@@ -35,15 +36,15 @@ void oracle_put(dvm_dtype t, void *p, double v) {
     switch (t) {
     case DVM_BOOL: x.u8 = v != 0; break;
     case DVM_U8:
-    case DVM_I8: x.u8 = (uint8_t)(int64_t)v; break;
+    case DVM_I8: x.u8 = (uint8_t)to_int(v, t); break;
     case DVM_F16: x.u16 = to_half(v); break;
     case DVM_BF16:
         x.f = (float)round_to(DVM_BF16, v);
         x.u16 = isnan(v) ? 0x7fc0 : (uint16_t)(x.u32 >> 16);
         break;
     case DVM_F32: x.f = (float)v; break;
-    case DVM_I32: x.i32 = (int32_t)v; break;
-    case DVM_I64: x.i64 = (int64_t)v; break;
+    case DVM_I32: x.i32 = (int32_t)to_int(v, t); break;
+    case DVM_I64: x.i64 = to_int(v, t); break;
     default: x.d = v;
     }
     memcpy(p, &x, size_of(t));
@@ -57,6 +58,8 @@ double oracle_get(dvm_dtype t, const void *p) {
 void oracle_each(int rank, const int64_t *dims, const int64_t *strides,
                  void (*visit)(void *arg, int64_t k, int64_t offset), void *arg) {
     int64_t at[R10] = {0}, n = 1, off = 0;
+    for (int i = 0; i < rank; i++)
+        if (dims[i] == 0) return;
     for (int i = 0; i < rank; i++) n *= dims[i];
     for (int64_t k = 0; k < n; k++) {
         visit(arg, k, off);
@@ -73,10 +76,13 @@ void oracle_each(int rank, const int64_t *dims, const int64_t *strides,
 
 int oracle_alloc(struct oracle_memory *m, dvm_dtype t, int rank, const int64_t *dims,
                  const int64_t *strides) {
-    int64_t lo = 0, hi = 0, n = 1;
-    for (int i = 0; i < rank; i++) {
-        n *= dims[i];
-        *(strides[i] < 0 ? &lo : &hi) += strides[i] * (dims[i] - 1);
+    int64_t lo = 0, hi = 0, n = 1, far;
+    for (int i = 0; i < rank; i++) n = dims[i] ? n : 0;
+    for (int i = 0; n && i < rank; i++) {
+        int64_t *end = strides[i] < 0 ? &lo : &hi;
+        if (__builtin_mul_overflow(strides[i], dims[i] - 1, &far) ||
+            __builtin_add_overflow(*end, far, end) || *end < -MOST || *end > MOST)
+            return -1;
     }
     m->elem = size_of(t);
     m->bytes = n ? (size_t)(hi - lo + 1) * m->elem : 0;

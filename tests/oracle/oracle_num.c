@@ -113,7 +113,7 @@ elem finish(dvm_dtype t, double y, double e, const char *tol, bool strict) {
     return of_float(y, e + ulp_of(t, most) / 2);
 }
 
-static int64_t to_int(double v, dvm_dtype t) {
+int64_t to_int(double v, dvm_dtype t) {
     double limit = t == DVM_I64 ? 0x1p63 : 0x1p31;
     if (isnan(v)) return 0;
     if (v >= limit) return wrap_to(t, t == DVM_I64 ? INT64_MAX : INT32_MAX);

@@ -307,7 +307,7 @@ static bool same(int dtype, const char *x, const char *y) {
 }
 
 static void run(struct prog *p, const struct dvm_code *code, bool stream) {
-    uint32_t fault = 0;
+    struct dvm_fault fault = {0};
     bool alias = false;
     for (int o = 0; o < p->s.nopnd; o++) {
         if (places[o].n) memcpy(places[o].win, places[o].init, places[o].n);
@@ -327,7 +327,7 @@ static void run(struct prog *p, const struct dvm_code *code, bool stream) {
                                .stream = stream,
                                .alias = alias};
     code->run(code, &a);
-    assert_int_equal(fault, 0);
+    assert_int_equal(fault.any, 0);
 }
 
 static void print_program(const struct prog *p, const char *what, uint64_t seed) {

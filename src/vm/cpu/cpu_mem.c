@@ -137,36 +137,48 @@ static void step_iota(struct cpu_vm *v, const struct cpu_step *s) {
 
 /* ---- indexed */
 
+static int64_t read_index(const struct cpu_step *s, const char *index, int64_t i) {
+    int64_t wide;
+    int32_t narrow;
+    if (s->type)
+        memcpy(&wide, index + 8 * i, 8);
+    else
+        memcpy(&narrow, index + 4 * i, 4);
+    return s->type ? wide : narrow;
+}
+
+static bool in_range(int64_t index, int64_t gn) { return index >= -gn && index < gn; }
+
+static void note_faults(const struct cpu_vm *v, const struct cpu_step *s, const char *index,
+                        int64_t n) {
+    int64_t gn = v->args->opnd[s->x].gn;
+    for (int64_t i = 0; i < n; i++) {
+        int64_t x = read_index(s, index, i);
+        if (!in_range(x, gn)) dvm_fault_note(v->args->fault, s->x, x, gn);
+    }
+}
+
 static void step_pick(struct cpu_vm *v, const struct cpu_step *s) {
     struct place q = locate(v, s->x);
     const struct dvm_opnd_arg *a = &v->args->opnd[s->x];
     char *d = v->at[s->d], *index = v->at[s->a];
-    bool ok = true;
     for (int64_t r = 0; r < q.rows; r++) {
-        ok &= v->code->k->mem->pick[q.dtype][s->type](d, q.p, q.cs, index, a->gs, a->gn, q.cols);
+        if (!v->code->k->mem->pick[q.dtype][s->type](d, q.p, q.cs, index, a->gs, a->gn, q.cols))
+            note_faults(v, s, index, q.cols);
         d += q.cols * dvm_cpu_vt_size(s->vt);
         index += q.cols * (s->type ? 8 : 4);
         q.p += q.rs;
     }
-    if (!ok) *v->args->fault = 1;
-}
-
-static int64_t read_index(const struct cpu_vm *v, const struct cpu_step *s) {
-    int64_t wide;
-    int32_t narrow;
-    memcpy(&wide, v->at[s->a], 8);
-    memcpy(&narrow, v->at[s->a], 4);
-    return s->type ? wide : narrow;
 }
 
 static void step_slice(struct cpu_vm *v, const struct cpu_step *s) {
     struct place q = locate(v, s->x);
     const struct cpu_opnd *o = &v->opnd[s->x];
     const struct dvm_opnd_arg *a = &v->args->opnd[s->x];
-    int64_t index = read_index(v, s);
+    int64_t index = read_index(s, v->at[s->a], 0);
     char *tile = v->at[s->b];
-    bool in = index >= -a->gn && index < a->gn;
-    if (!in) *v->args->fault = 1;
+    bool in = in_range(index, a->gn);
+    if (!in) dvm_fault_note(v->args->fault, s->x, index, a->gn);
     v->at[s->d] = tile;
     if (a->gn == 0) {
         memset(tile, 0, (size_t)(v->count * o->vsize));

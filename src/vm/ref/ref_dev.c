@@ -46,7 +46,7 @@ static union ref_val load(const struct element *e, int o) {
 static union ref_val pick(const struct element *e, int o, int64_t index) {
     const struct dvm_opnd_arg *p = &e->a->opnd[o];
     bool ok = index >= -p->gn && index < p->gn;
-    if (!ok) *e->a->fault = 1;
+    if (!ok) dvm_fault_note(e->a->fault, (uint32_t)o, index, p->gn);
     if (p->gn == 0) return (union ref_val){.bits = 0};
     index = ok ? index + (index < 0 ? p->gn : 0) : 0;
     return dvm_ref_load(e->code->c.strip.opnd[o].dtype, at(e, o) + index * p->gs);

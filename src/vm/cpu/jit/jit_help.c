@@ -89,9 +89,10 @@ dvm_j_helper_fn *const dvm_j_helpers[J_H_COUNT] = {
 /* ---- PICK */
 
 /* The index made good: out of range is a fault and reads at 0. There is an element 0 (jit_run.c). */
-static int64_t check_index(const struct dvm_strip_args *a, int64_t gn, int64_t index) {
+static int64_t check_index(const struct dvm_strip_args *a, int o, int64_t index) {
+    int64_t gn = a->opnd[o].gn;
     if (index < -gn || index >= gn) {
-        *a->fault = 1;
+        dvm_fault_note(a->fault, (uint32_t)o, index, gn);
         return 0;
     }
     return index < 0 ? index + gn : index;
@@ -124,7 +125,7 @@ void dvm_j_help_pick(void *buffer, const struct dvm_strip_args *a, const char *b
     char *out = (char *)buffer + 256;
     memset(out, 0, 128);
     for (int k = 0; k < count; k++) {
-        int64_t index = check_index(a, p->gn, index_at(buffer, type, k));
+        int64_t index = check_index(a, o, index_at(buffer, type, k));
         const char *at = base + (column + k) * p->cs + index * p->gs;
         if (wide) {
             memcpy(out + 8 * k, at, 8);
@@ -137,6 +138,6 @@ void dvm_j_help_pick(void *buffer, const struct dvm_strip_args *a, const char *b
 
 const char *dvm_j_help_pick_row(void *buffer, const struct dvm_strip_args *a, const char *base,
                                 int what) {
-    const struct dvm_opnd_arg *p = &a->opnd[what >> 8 & 255];
-    return base + check_index(a, p->gn, index_at(buffer, what & 255, 0)) * p->gs;
+    int o = what >> 8 & 255;
+    return base + check_index(a, o, index_at(buffer, what & 255, 0)) * a->opnd[o].gs;
 }

@@ -66,15 +66,13 @@ size_t dvm_jit_stage_bytes(int mode, int dtype) {
     return mode == DVM_MODE_ROW ? J_STAGE_ROWS * DVM_TREE_BLOCK * size : J_STAGE_BYTES;
 }
 
-static void stage_in(const struct dvm_jit_code *c, const args *a, struct dvm_opnd_arg *p, int o,
-                     char *to, int64_t rows, int64_t cols) {
+static void stage_in(const struct dvm_jit_code *c, struct dvm_opnd_arg *p, int o, char *to,
+                     int64_t rows, int64_t cols) {
     int size = size_of(c, o);
     switch (c->c.strip.opnd[o].role) {
     case DVM_ROLE_LOAD: dvm_jit_gather(to, p->ptr, p->rs, p->cs, rows, cols, size); break;
     case DVM_ROLE_PICK:
         memset(to, 0, (size_t)(rows * cols * size));
-        *a->fault = 1;
-        p->gn = 1;
         p->gs = 0;
         break;
     default: break;
@@ -105,7 +103,7 @@ static void run_staged(const struct dvm_jit_code *c, const args *a, int64_t i, i
     tile.n = cols;
     for (int o = 0; o < s->nopnd; o++) {
         if (!c->staged[o]) continue;
-        if (staged(c, a, o)) stage_in(c, a, &opnd[o], o, buffer, rows, cols);
+        if (staged(c, a, o)) stage_in(c, &opnd[o], o, buffer, rows, cols);
         buffer += dvm_jit_stage_bytes(s->mode, s->opnd[o].dtype);
     }
     call(c, &tile, j);
