@@ -262,6 +262,7 @@ static void add_product(struct planner *p, struct dvm_plan *pl, struct bump *bm,
     add_factor(p, pl, bm, g->side[1], k, ph, &m->b, &m->b_dtype);
     for (int i = made; i < k->nphase; i++) ph[i].kind = DVM_PHASE_PACK_B;
     add_factor(p, pl, bm, g->side[2], k, ph, &m->list, &m->list_dtype);
+    m->list.node = x->gref;
     if (g->side[2]) count_groups(&m->list, g->side[2]);
     if (m->form == DVM_PRODUCT_ROWS && g->side[1]) count_groups(&m->b, g->side[1]);
     k->kind = DVM_KIND_GEMM;

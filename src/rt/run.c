@@ -168,7 +168,7 @@ dvm_status dvm_run_record(struct dvm_kernel *k, struct launch_record *r, const d
     }
     if (st == DVM_OK) {
         st = dvm_drive(&l);
-        if (st == DVM_ERR_INDEX) st = dvm_graph_blame(k->g, fault_node, st);
+        if (st == DVM_ERR_INDEX && fault_node) st = dvm_graph_blame(k->g, fault_node, st);
     }
     if (l.ws) give_ws(k, l.ws, ws_size);
     dvm_copies_drop(k, &copies);

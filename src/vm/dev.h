@@ -43,6 +43,9 @@ struct dvm_launch {
 };
 /* DVM_ERR_INDEX when a PICK met an index out of range, DVM_ERR_NOMEM without scratch. */
 dvm_status dvm_drive(const struct dvm_launch *l);
+/* DVM_ERR_INDEX in words: the gather through bind b met f. */
+dvm_status dvm_fault_report(const struct dvm_launch *l, const struct dvm_fault *f,
+                            const struct dvm_bind *b);
 
 /* Threads. A pool of n threads counts the caller. run calls body(arg, i) for i in [0, n) and waits; safe from many
  * threads at once (a busy pool runs the caller's work on the caller). Callers are in the environment of base/fpenv.h; the

@@ -340,8 +340,8 @@ static bool find_fault(const struct dvm_job *j, struct dvm_fault *f, const struc
     return false;
 }
 
-static dvm_status report(const struct dvm_launch *l, const struct dvm_fault *f,
-                         const struct dvm_bind *b) {
+dvm_status dvm_fault_report(const struct dvm_launch *l, const struct dvm_fault *f,
+                            const struct dvm_bind *b) {
     char what[32] = "a computed value";
     if (b->src == DVM_SRC_INPUT) snprintf(what, sizeof what, "input %u", b->index);
     if (l->fault_node) *l->fault_node = b->node;
@@ -385,7 +385,7 @@ static dvm_status run_kernel(const struct dvm_launch *l, uint32_t index) {
     const struct dvm_bind *at;
     bool failed = find_fault(&j, &fault, &at);
     if (got) dvm_pool_give(l->pool, l->mem, block, got);
-    return failed ? report(l, &fault, at) : DVM_OK;
+    return failed ? dvm_fault_report(l, &fault, at) : DVM_OK;
 }
 
 dvm_status dvm_drive(const struct dvm_launch *l) {

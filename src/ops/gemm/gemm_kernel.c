@@ -11,7 +11,7 @@
 
 /* What a thread works with. */
 struct slot {
-    uint32_t fault;
+    struct dvm_fault *fault; /* one per phase */
     struct dvm_opnd_arg *opnd;
     uint64_t *param;
     void *scratch;
@@ -20,7 +20,6 @@ struct slot {
 struct job {
     const struct dvm_launch *l;
     const struct dvm_kplan *k;
-    uint32_t index; /* of the kernel */
     char *slots;
     size_t slot_bytes;
     int64_t *ends;
@@ -30,6 +29,10 @@ static size_t pad(size_t n) { return (n + 63) & ~(size_t)63; }
 
 /* ---- memory ------------------------------------------------------------------------------------- */
 
+static size_t head_size(const struct job *j) {
+    return pad(sizeof(struct slot) + j->k->nphase * sizeof(struct dvm_fault));
+}
+
 static size_t slot_size(const struct job *j, size_t *opnd, size_t *param, size_t *code) {
     *opnd = *param = *code = 0;
     for (int i = 0; i < j->k->nphase; i++) {
@@ -38,7 +41,7 @@ static size_t slot_size(const struct job *j, size_t *opnd, size_t *param, size_t
         *param = DVM_MAX(*param, pad(f->nparam * sizeof(uint64_t)));
         *code = DVM_MAX(*code, pad(j->l->plan->code[f->strip]->scratch));
     }
-    return pad(sizeof(struct slot)) + *opnd + *param + *code;
+    return head_size(j) + *opnd + *param + *code;
 }
 
 static struct slot *slot_at(const struct job *j, int thread) {
@@ -50,8 +53,10 @@ static void lay_slots(struct job *j, int threads) {
     j->slot_bytes = slot_size(j, &opnd, &param, &code);
     for (int t = 0; t < threads; t++) {
         struct slot *s = slot_at(j, t);
-        char *p = (char *)s + pad(sizeof *s);
-        *s = (struct slot){.opnd = (struct dvm_opnd_arg *)(void *)p,
+        char *p = (char *)s + head_size(j);
+        memset(s, 0, head_size(j));
+        *s = (struct slot){.fault = (struct dvm_fault *)(void *)(s + 1),
+                           .opnd = (struct dvm_opnd_arg *)(void *)p,
                            .param = (uint64_t *)(void *)(p + opnd),
                            .scratch = p + opnd + param};
     }
@@ -101,7 +106,7 @@ static void run_phase(const struct job *j, int thread, const struct dvm_phase *f
                                .m = m,
                                .n = n,
                                .scratch = s->scratch,
-                               .fault = &s->fault,
+                               .fault = &s->fault[f - j->k->phase],
                                .alias = j->l->alias};
     code->run(code, &a);
 }
@@ -187,14 +192,28 @@ static dvm_status read_groups(const struct job *j, const struct dvm_gemm *g) {
         int64_t v = list_value(at, p->list_dtype), begin = end;
         bool fits = p->sizes ? v >= 0 && v <= most - begin : v >= begin && v <= most;
         end = p->sizes ? begin + v : v;
-        if (!fits)
+        if (!fits) {
+            if (j->l->fault_node) *j->l->fault_node = p->list.node;
             DVM_FAIL(INDEX,
-                     "kernel %u: group %lld of %lld begins at %lld and has %s %lld, for factors of "
+                     "group %lld of %lld begins at %lld and has %s %lld, for factors of "
                      "%lld x %lld and %lld x %lld: ends must not decrease nor pass %lld",
-                     j->index, (long long)i, (long long)p->list.gn, (long long)begin,
+                     (long long)i, (long long)p->list.gn, (long long)begin,
                      p->sizes ? "size" : "end", (long long)v, (long long)g->m, (long long)g->k,
                      (long long)g->k, (long long)g->n, (long long)most);
+        }
         j->ends[i] = end;
+    }
+    return DVM_OK;
+}
+
+static dvm_status find_fault(const struct job *j, int threads) {
+    for (int p = 0; p < j->k->nphase; p++) {
+        struct dvm_fault f = {0};
+        for (int t = 0; t < threads; t++) {
+            const struct dvm_fault *s = &slot_at(j, t)->fault[p];
+            if (s->any) dvm_fault_note(&f, s->opnd, s->index, s->gn);
+        }
+        if (f.any) return dvm_fault_report(j->l, &f, &j->k->phase[p].bind[f.opnd]);
     }
     return DVM_OK;
 }
@@ -205,10 +224,7 @@ static dvm_status run(struct job *j, const struct dvm_gemm *g, int threads, char
         DVM_TRY(dvm_gemm_run(g, isa, j->l->pool, j->l->mem, scratch));
     else
         DVM_TRY(dvm_gemm_ref(g));
-    uint32_t fault = 0;
-    for (int t = 0; t < threads; t++) fault |= slot_at(j, t)->fault;
-    if (fault) DVM_FAIL(INDEX, "kernel %u: an index tensor holds a value out of range", j->index);
-    return DVM_OK;
+    return find_fault(j, threads);
 }
 
 static dvm_status run_product(struct job *j, struct dvm_gemm *g) {
@@ -232,7 +248,7 @@ static dvm_status run_product(struct job *j, struct dvm_gemm *g) {
 dvm_status dvm_gemm_kernel(const struct dvm_launch *l, uint32_t kernel) {
     enum { FEW = 128 };
     int64_t few[FEW];
-    struct job j = {.l = l, .k = &l->plan->kernel[kernel], .index = kernel, .ends = few};
+    struct job j = {.l = l, .k = &l->plan->kernel[kernel], .ends = few};
     struct dvm_gemm g = product(&j);
     size_t size = (size_t)g.ngroup * sizeof *j.ends;
     if (g.ngroup > FEW && !(j.ends = dvm_mem_new(l->mem, size))) return DVM_ERR_NOMEM;
