@@ -222,7 +222,16 @@ setup_python() {
 
 setup_tests() { # TIER
     setup_python
-    [[ ${1:-} != 2 ]] || pip_need tier2 expecttest
+    [[ ${1:-} == 2 ]] || return 0
+    pip_need tier2 expecttest
+    setup_models
+}
+
+# Model classes and what training recipes read and draw with. Nothing is downloaded at run time.
+setup_models() {
+    setup_python
+    [[ ${DVM_TORCH_VERSION:-} == none ]] || pip_need models transformers==5.24.0 \
+        diffusers==0.42.1 safetensors==0.8.0 tokenizers pillow matplotlib
 }
 
 # Forgets what could not be had, so that it is tried again.

@@ -1,0 +1,146 @@
+"""The other ranks: meeting them, averaging with them, and naming the one that is gone.
+
+Each rank leaves the number of its last step with the store it was met at. When a collective fails
+or takes longer than HCCL_EXEC_TIMEOUT seconds, the ranks behind are the ones to name.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterable
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from refuse import Refused
+
+
+def seconds(variable: str, default: float) -> timedelta:
+    text = os.environ.get(variable, "").strip()
+    try:
+        value = float(text or default)
+    except ValueError:
+        value = 0
+    if value <= 0:
+        raise Refused(f"{variable}={text}: a number of seconds above 0 is needed")
+    return timedelta(seconds=value)
+
+
+class Lost(Exception):
+    """A rank that did not answer, by number."""
+
+
+class Ranks:
+    """World of one or of many; variables are those that torchrun sets."""
+
+    def __init__(self) -> None:
+        self.rank = int(os.environ.get("RANK", "0"))
+        self.world = int(os.environ.get("WORLD_SIZE", "1"))
+        self.store: dist.Store | None = None
+        if self.world > 1:
+            self._meet()
+
+    def _meet(self) -> None:
+        connect = seconds("HCCL_CONNECT_TIMEOUT", 120)
+        self.exec = seconds("HCCL_EXEC_TIMEOUT", 1800)
+        host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+        agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+        try:
+            self.store = dist.TCPStore(
+                host, port, None, self.rank == 0 and not agent, connect, wait_for_workers=False
+            )
+        except (dist.DistError, RuntimeError) as error:
+            first = str(error).splitlines()[0]
+            raise Lost(f"no store at {host} port {port}: {first}") from None
+        self._leave("here", 1)
+        absent = self._absent(connect)
+        if absent:
+            raise Lost(f"{absent} did not connect within {connect} (HCCL_CONNECT_TIMEOUT)")
+        backend = "nccl" if torch.cuda.is_available() else "gloo"
+        dist.init_process_group(
+            backend,
+            store=dist.PrefixStore("group", self.store),
+            rank=self.rank,
+            world_size=self.world,
+            timeout=self.exec,
+        )
+
+    def _absent(self, limit: timedelta) -> str:
+        try:
+            self.store.wait([f"here/{r}" for r in range(self.world)], limit)
+        except (dist.DistError, RuntimeError):
+            return _named(r for r in range(self.world) if not self.store.check([f"here/{r}"]))
+        return ""
+
+    def _leave(self, key: str, value: int) -> None:
+        self.store.set(f"{key}/{self.rank}", str(value))
+
+    def begin(self, step: int) -> None:
+        """Says which step this rank is in."""
+        if self.world > 1:
+            self._leave("step", step)
+            self.step = step
+
+    def mean(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Averages over ranks, in place; one collective for each dtype, in a fixed order."""
+        if self.world == 1:
+            return
+        groups: dict[torch.dtype, list[torch.Tensor]] = {}
+        for t in tensors:
+            groups.setdefault(t.dtype, []).append(t)
+        for group in groups.values():
+            flat = torch.cat([t.flatten() for t in group])
+            self._all_reduce(flat, dist.ReduceOp.SUM)
+            flat /= self.world
+            for t, part in zip(group, flat.split([t.numel() for t in group]), strict=True):
+                t.copy_(part.view_as(t))
+
+    def largest(self, value: float) -> float:
+        if self.world == 1:
+            return value
+        t = torch.tensor([value], dtype=torch.float64)
+        self._all_reduce(t, dist.ReduceOp.MAX)
+        return float(t)
+
+    def _all_reduce(self, t: torch.Tensor, op: dist.ReduceOp) -> None:
+        try:
+            dist.all_reduce(t, op)
+        except RuntimeError as error:
+            raise Lost(self._behind(error)) from None
+
+    def _behind(self, error: RuntimeError) -> str:
+        """Which ranks have not come as far as this one, and what the transport said."""
+        said = (str(error).splitlines() or [""])[0][:160]
+        behind = []
+        for r in range(self.world):
+            key = f"step/{r}"
+            try:
+                at = int(self.store.get(key)) if self.store.check([key]) else -1
+            except (dist.DistError, RuntimeError):
+                return f"the store of the ranks is gone ({said})"
+            if r != self.rank and at < self.step:
+                behind.append(f"rank {r}, last seen in step {at}")
+        late = "imed out" in said or "imeout" in said
+        limit = f" within {self.exec} (HCCL_EXEC_TIMEOUT)" if late else ""
+        who = "; ".join(behind) or "a rank that reached the same step"
+        return f"step {self.step}: no answer{limit} from {who} ({said})"
+
+    def close(self) -> None:
+        if self.world > 1:
+            dist.destroy_process_group()
+
+
+def _named(ranks: Iterable[int]) -> str:
+    numbers = list(ranks)
+    return f"rank{'s' * (len(numbers) > 1)} {', '.join(map(str, numbers))}"
+
+
+def how_it_ended(code: int) -> str:
+    """An exit code in words."""
+    if code < 0:
+        try:
+            return f"died of {signal.Signals(-code).name}"
+        except ValueError:
+            return f"died of signal {-code}"
+    return f"ended with code {code}"
