@@ -1,13 +1,16 @@
 """The other ranks: meeting them, averaging with them, and naming the one that is gone.
 
-Each rank leaves the number of its last step with the store it was met at. When a collective fails
-or takes longer than HCCL_EXEC_TIMEOUT seconds, the ranks behind are the ones to name.
+Each rank leaves the number of its last step with the store it was met at, and a beat every second.
+When a collective fails or takes longer than HCCL_EXEC_TIMEOUT seconds, the ranks to name are those
+behind, else those that beat no more.
 """
 
 from __future__ import annotations
 
 import os
 import signal
+import threading
+import time
 from collections.abc import Iterable
 from datetime import timedelta
 
@@ -25,6 +28,9 @@ def seconds(variable: str, default: float) -> timedelta:
     if value <= 0:
         raise Refused(f"{variable}={text}: a number of seconds above 0 is needed")
     return timedelta(seconds=value)
+
+
+BEAT = 1.0  # seconds
 
 
 class Lost(Exception):
@@ -65,6 +71,17 @@ class Ranks:
             world_size=self.world,
             timeout=self.exec,
         )
+        threading.Thread(target=self._beats, daemon=True).start()
+
+    def _beats(self) -> None:
+        count = 0
+        try:
+            while True:
+                count += 1
+                self._leave("beat", count)
+                time.sleep(BEAT)
+        except (dist.DistError, RuntimeError):
+            return  # the store went with the run
 
     def _absent(self, limit: timedelta) -> str:
         try:
@@ -75,6 +92,11 @@ class Ranks:
 
     def _leave(self, key: str, value: int) -> None:
         self.store.set(f"{key}/{self.rank}", str(value))
+
+    def _left(self, key: str, rank: int) -> int:
+        """What a rank left last; -1 when it left nothing."""
+        name = f"{key}/{rank}"
+        return int(self.store.get(name)) if self.store.check([name]) else -1
 
     def begin(self, step: int) -> None:
         """Says which step this rank is in."""
@@ -112,18 +134,20 @@ class Ranks:
     def _behind(self, error: RuntimeError) -> str:
         """Which ranks have not come as far as this one, and what the transport said."""
         said = (str(error).splitlines() or [""])[0][:160]
-        behind = []
-        for r in range(self.world):
-            key = f"step/{r}"
-            try:
-                at = int(self.store.get(key)) if self.store.check([key]) else -1
-            except (dist.DistError, RuntimeError):
-                return f"the store of the ranks is gone ({said})"
-            if r != self.rank and at < self.step:
-                behind.append(f"rank {r}, last seen in step {at}")
+        others = [r for r in range(self.world) if r != self.rank]
+        try:
+            at = {r: self._left("step", r) for r in others}
+            silent = [r for r in others if at[r] < self.step]
+            if not silent:
+                beats = {r: self._left("beat", r) for r in others}
+                time.sleep(3 * BEAT)
+                silent = [r for r in others if self._left("beat", r) == beats[r]]
+        except (dist.DistError, RuntimeError):
+            return f"the store of the ranks is gone ({said})"
         late = "imed out" in said or "imeout" in said
         limit = f" within {self.exec} (HCCL_EXEC_TIMEOUT)" if late else ""
-        who = "; ".join(behind) or "a rank that reached the same step"
+        who = "; ".join(f"rank {r}, last seen in step {at[r]}" for r in silent)
+        who = who or "a rank that is alive and in the same step"
         return f"step {self.step}: no answer{limit} from {who} ({said})"
 
     def close(self) -> None:

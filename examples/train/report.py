@@ -25,6 +25,7 @@ from typing import Any
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import torch
+import torch._dynamo.utils
 from models import Batch, Recipe, recipe
 from torch import nn
 from torch.overrides import TorchFunctionMode
@@ -88,8 +89,8 @@ class Row:
 
 @dataclass
 class Report:
-    module: str
-    config: str
+    """Of one model: `counts` is what was compiled for it, whatever stood there before."""
+
     dtype: str
     loss: dict[str, float] = field(default_factory=dict)
     rows: list[Row] = field(default_factory=list)
@@ -139,14 +140,15 @@ def prepared(r: Recipe, dtype: torch.dtype, seed: int) -> nn.Module:
 
 
 def compare(
-    module: str, config: str, dtype: str = "fp32", steps: int = 0, whole: bool = False,
-    batch_size: int = 2, seed: int = 0, **options: Any,
+    r: Recipe, dtype: str = "fp32", steps: int = 0, whole: bool = False, batch_size: int = 2,
+    seed: int = 0, **options: Any,
 ) -> Report:  # fmt: skip
-    """The report of one configuration; compiles with the options of torch.compile."""
-    r = recipe(module, config)
+    """The report of one recipe; `options` are those of torch.compile."""
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
     model = prepared(r, DTYPES[dtype], seed)
     batch = r.batch(r.sizes, batch_size, torch.Generator().manual_seed(seed + 1))
-    report = Report(module, config, dtype)
+    report = Report(dtype)
     exact_loss, exact = truth(model, r, batch)
     eager_loss, eager = gradients(model, r, batch)
     compiled = copy.deepcopy(model)
@@ -155,18 +157,31 @@ def compare(
     loss, got = gradients(compiled, r, batch)
     report.seconds["first"] = time.perf_counter() - begun
     report.loss = {"compiled": loss, "eager": eager_loss, "f64": exact_loss}
-    floor = FLOOR[DTYPES[dtype]]
-    assert got.keys() == eager.keys() == exact.keys()
-    for name, g in got.items():
-        near, own = rel_l2(g, exact[name]), rel_l2(eager[name], exact[name])
-        good = near <= FACTOR * own + floor and g.dtype is eager[name].dtype
-        report.rows.append(Row(name, rel_l2(g, eager[name]), near, own, good))
+    report.rows = judged(got, eager, exact)
     for name, m in (("eager", model), ("compiled", compiled)) if steps else ():
         begun = time.perf_counter()
         report.curves[name] = train(m, r, batch, steps)
         report.seconds[f"{name} step"] = (time.perf_counter() - begun) / steps
     report.counts = counts()
     return report
+
+
+def judged(
+    got: dict[str, torch.Tensor], eager: dict[str, torch.Tensor], exact: dict[str, torch.Tensor]
+) -> list[Row]:
+    """Every parameter's distances. Where eager has no gradient (a result of the block that nothing
+    reads), AOTAutograd makes one of zeros, whatever the backend."""
+    lost = eager.keys() - got.keys()
+    rows = [Row(name, 1.0, 1.0, 0.0, False) for name in sorted(lost)]
+    for name, g in got.items():
+        if name not in eager:
+            size = float(g.double().norm())
+            rows.append(Row(name, size, size, 0.0, size == 0))
+            continue
+        near, own = rel_l2(g, exact[name]), rel_l2(eager[name], exact[name])
+        good = g.dtype is eager[name].dtype and near <= FACTOR * own + FLOOR[g.dtype]
+        rows.append(Row(name, rel_l2(g, eager[name]), near, own, good))
+    return rows
 
 
 def train(model: nn.Module, r: Recipe, batch: Batch, steps: int) -> list[float]:
@@ -183,7 +198,6 @@ def train(model: nn.Module, r: Recipe, batch: Batch, steps: int) -> list[float]:
 
 
 def show(report: Report, rows: int) -> None:
-    print(f"{report.module} {report.config} {report.dtype}")
     print("loss  " + "   ".join(f"{n} {v:.7g}" for n, v in report.loss.items()))
     worst = sorted(report.rows, key=lambda r: (r.good, -r.to_exact))
     print(f"{'gradient, rel-L2':52} to eager    to f64 eager-f64")
@@ -212,14 +226,14 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--json", metavar="FILE")
     parser.add_argument("--backend", default="dvm")
     chosen = parser.parse_args(arguments)
+    config = chosen.config or f"{chosen.module}_tiny"
     try:
-        report = compare(
-            chosen.module, chosen.config or f"{chosen.module}_tiny", chosen.dtype, chosen.steps,
-            chosen.whole, backend=chosen.backend,
-        )  # fmt: skip
+        r = recipe(chosen.module, config)
     except ValueError as error:
         print(error, file=sys.stderr)
         return 2
+    print(f"{config} {chosen.dtype} {r.sizes}")
+    report = compare(r, chosen.dtype, chosen.steps, chosen.whole, backend=chosen.backend)
     show(report, chosen.rows)
     if chosen.json:
         with open(chosen.json, "w") as f:

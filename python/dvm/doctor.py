@@ -1,4 +1,8 @@
-"""`python -m dvm doctor`: what is installed, where it comes from, and whether it works."""
+"""`python -m dvm doctor`: what is installed, where it comes from, and whether it works.
+
+The eight points of checklist.py come first, then details. A row that is not as it should be carries
+a remedy.
+"""
 
 from __future__ import annotations
 
@@ -7,25 +11,27 @@ import importlib.util
 import json
 import os
 import platform
+import socket
 import sys
 import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
-ENVIRONMENT = (
-    "DVM_ISA", "DVM_NUM_THREADS", "DVM_ARCH", "DVM_CACHE_DIR", "DVM_DEBUG_DIR", "DVM_LOG",
-    "DVM_STRICT", "DVM_OPENMP", "DEVICE_ID", "OMP_NUM_THREADS", "XDG_CACHE_HOME",
-    "TORCHINDUCTOR_CACHE_DIR", "TORCH_COMPILE_DEBUG", "TORCH_LOGS",
-)  # fmt: skip
-
-OK, NOTE, BAD = "ok", "note", "bad"
+from .checklist import BAD, EFFECTS, NOTE, OK, findings
 
 
 class Row(dict[str, Any]):
-    """One line of the report: section, name, value, state."""
+    """One line of the report: section, name, value, state, remedy."""
 
-    def __init__(self, section: str, name: str, value: Any, state: str = OK) -> None:
-        super().__init__(section=section, name=name, value=value, state=state)
+    def __init__(
+        self, section: str, name: str, value: Any, state: str = OK, remedy: str = ""
+    ) -> None:
+        super().__init__(section=section, name=name, value=value, state=state, remedy=remedy)
+
+
+def _checklist() -> Iterable[Row]:
+    for name, f in findings():
+        yield Row("checklist", name, f.evidence, f.state, f.remedy)
 
 
 def _guard(section: str, check: Callable[[], Iterable[Row]]) -> list[Row]:
@@ -144,11 +150,11 @@ def _cache() -> Iterable[Row]:
 
 
 def _environment() -> Iterable[Row]:
-    found = [(n, os.environ[n]) for n in ENVIRONMENT if n in os.environ]
+    found = [(n, os.environ[n]) for n in EFFECTS if n in os.environ]
     found += [(n, v) for n, v in sorted(os.environ.items()) if n.startswith("DVM_")]
     for name, value in dict(found).items():
-        state = OK if name in ENVIRONMENT else NOTE
-        yield Row("environment", name, value + ("" if state == OK else " (not known)"), state)
+        effect = EFFECTS.get(name, "not known")
+        yield Row("environment", name, f"{value} ({effect})", OK if name in EFFECTS else NOTE)
     if not found:
         yield Row("environment", "-", "nothing set")
 
@@ -200,9 +206,43 @@ def _torch() -> Iterable[Row]:
     yield Row("torch", "tensors come in by", text, OK if fast else NOTE)
 
 
+def _ports() -> Iterable[Row]:
+    """dvm opens none; ranges that training runs are told to use."""
+    named = [n for n in ("DVM_PORT_RANGE", "HCCL_NPU_SOCKET_PORT_RANGE") if os.environ.get(n)]
+    if not named:
+        yield Row("ports", "-", "none needed; the system chooses where ranks meet")
+    for name in named:
+        text = os.environ[name]
+        first, _, last = text.partition("-")
+        remedy = f"{name}=16700-16799, say"
+        try:
+            ports = range(int(first), int(last or first) + 1)
+        except ValueError:
+            ports = range(0)
+        if not ports or ports[0] < 1 or ports[-1] > 65535:
+            yield Row("ports", name, f"{text} is no range of ports", BAD, remedy)
+            continue
+        taken = [p for p in ports[:256] if not _is_free(p)]
+        state = OK if not taken else NOTE if len(taken) < len(ports) else BAD
+        said = f"{text}: taken {', '.join(map(str, taken[:8]))}" if taken else f"{text}: all free"
+        yield Row("ports", name, said, state, "" if state == OK else "the next free one is used"
+                  if state == NOTE else "name another range")  # fmt: skip
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as s:
+        s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            s.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
+
+
 CHECKS = (
-    ("versions", _versions), ("origin", _origins), ("device", _device), ("self-test", _self_test),
-    ("cache", _cache), ("environment", _environment), ("torch", _torch), ("openmp", _openmp),
+    ("checklist", _checklist), ("versions", _versions), ("origin", _origins),
+    ("device", _device), ("self-test", _self_test), ("cache", _cache),
+    ("environment", _environment), ("torch", _torch), ("openmp", _openmp), ("ports", _ports),
 )  # fmt: skip
 
 
@@ -219,12 +259,15 @@ def _plain(rows: list[Row]) -> None:
             print(section)
         mark = {OK: " ", NOTE: "?", BAD: "!"}[r["state"]]
         print(f" {mark} {r['name']:<26} {r['value']}")
+        if r["remedy"]:
+            print(f"   {'':<26} -> {r['remedy']}")
 
 
 def _rich(rows: list[Row]) -> bool:
     try:
         from rich.console import Console
         from rich.table import Table
+        from rich.text import Text
     except ImportError:
         return False
     table = Table(show_header=False, box=None, pad_edge=False)
@@ -236,7 +279,8 @@ def _rich(rows: list[Row]) -> bool:
     for r in rows:
         head = "" if r["section"] == section else r["section"]
         section = r["section"]
-        table.add_row(head, r["name"], str(r["value"]), style=color[r["state"]])
+        value = f"{r['value']}\n-> {r['remedy']}" if r["remedy"] else str(r["value"])
+        table.add_row(head, r["name"], Text(value), style=color[r["state"]])
     Console().print(table)
     return True
 

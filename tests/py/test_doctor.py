@@ -31,6 +31,35 @@ def test_doctor():
     assert named["environment", "DVM_ODD"]["state"] == "note"
 
 
+def test_checklist(tmp_path):
+    """Eight points with evidence; what is odd carries a remedy."""
+    (tmp_path / "dvm").mkdir()
+    (tmp_path / "dvm" / "__init__.py").write_text("")
+    behind = os.environ.get("PYTHONPATH", "") + os.pathsep + str(tmp_path)
+    done = python(
+        "-m", "dvm", "doctor", "--json", PYTHONPATH=behind, DVM_STRIKT="1", DVM_PORT_RANGE="7-x"
+    )
+    rows = json.loads(done.stdout)["rows"]
+    points = {r["name"][0]: r for r in rows if r["section"] == "checklist"}
+    assert sorted(points) == list("12345678")
+    assert str(tmp_path) in points["3"]["value"] and points["3"]["remedy"]
+    assert "did you mean DVM_STRICT?" in points["5"]["remedy"]
+    assert "48 rows: at most 0.0e+00 from eager, 1 compilation" in points["7"]["value"]
+    for proof in ("import dvm", "@dvm.kernel", "k.load(", "k.relu(", "k.store("):
+        assert proof in points["8"]["value"]
+    assert {p["state"] for n, p in points.items() if n not in "35"} == {"ok"}
+    [ports] = [r for r in rows if r["section"] == "ports"]
+    assert (ports["state"], done.returncode) == ("bad", 1) and ports["remedy"]
+
+
+def test_switched_off_code_is_noticed():
+    """With the ops left to torch the examples still agree; only the code tells."""
+    done = python("-m", "dvm", "doctor", "--json", DVM_DISABLE_OPS="relu,add,div")
+    points = {r["name"][0]: r for r in json.loads(done.stdout)["rows"]}
+    assert points["6"]["state"] == "ok" and points["8"]["state"] == "bad"
+    assert "DVM_DISABLE_OPS" in points["8"]["remedy"]
+
+
 def test_doctor_for_people(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("DVM_CACHE_DIR", str(tmp_path))
     assert doctor.main([]) == 0
