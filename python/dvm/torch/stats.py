@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import atexit
 import logging
 import os
+import re
 import sys
 import time
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
+
+import torch
 
 log = logging.getLogger("dvm.torch")
 
@@ -44,11 +48,17 @@ class Summary:
     """Totals since the start of the process or the last reset.
 
     trace_seconds and aot_seconds are torch's part of the first calls, dvm_seconds is ours.
+    recompiles  function, and the guard that asked for another compilation
+    breaks      function, and why its graph ends early
+    given_up    function, and why torch runs it without a backend from then on
     """
 
     graphs: list[GraphRecord] = field(default_factory=list)
     trace_seconds: float = 0.0
     aot_seconds: float = 0.0
+    recompiles: list[tuple[str, str]] = field(default_factory=list)
+    breaks: list[tuple[str, str]] = field(default_factory=list)
+    given_up: list[tuple[str, str]] = field(default_factory=list)
 
     @property
     def kernels(self) -> int:
@@ -85,6 +95,11 @@ class Summary:
         ]
         for (op, reason), n in self.fallbacks.most_common():
             lines.append(f"dvm:   {n} x {op}: {reason}")
+        for what in ("recompiles", "breaks", "given_up"):
+            found: list[tuple[str, str]] = getattr(self, what)
+            if found:
+                lines.append(f"dvm: {len(found)} {what.replace('_', ' ')}")
+            lines += [f"dvm:   {n} x {f}: {why}" for (f, why), n in Counter(found).most_common()]
         for (kernel, error), n in self.rescued.most_common():
             lines.append(f"dvm:   {n} runs of {kernel} by torch: {error}")
         return "\n".join(lines)
@@ -99,6 +114,7 @@ _since = 0.0  # time of the last reset; torch counts compile ids from 0 again af
 def record(graph: GraphRecord) -> None:
     _graphs.append(graph)
     log.info("%s", graph)
+    _code_log().debug("%s\n%s", graph.name, graph.source)
     for (op, reason), n in graph.fallbacks.items():
         log.info("  %d x %s: %s", n, op, reason)
 
@@ -112,7 +128,30 @@ def add_aot(seconds: float, compile_id: str | None) -> None:
 
 def summary() -> Summary:
     """What the backend has compiled so far in this process."""
-    return Summary(list(_graphs), _trace_seconds(), _aot_seconds)
+    result = Summary(list(_graphs), aot_seconds=_aot_seconds)
+    names: dict[str, str] = {}
+    for m in _metrics():
+        number = m.compile_id.partition("/")[0]
+        if m.co_name:  # a function that is given up comes without its name
+            file = os.path.basename(m.co_filename or "")
+            names[number] = f"{m.co_name} ({file}:{m.co_firstlineno})"
+        where = names.get(number, "?")
+        if m.entire_frame_compile_time_s is not None and m.compile_id in _compile_ids:
+            inside = m.backend_compile_time_s or 0.0
+            result.trace_seconds += m.entire_frame_compile_time_s - inside
+        guard = _line(re.sub(r"^\d+/\d+: ", "", m.recompile_reason or ""))
+        if m.fail_reason:
+            reason = _line(m.fail_reason) + (f"; {guard}" if guard else "")
+            result.given_up.append((where, reason))
+        elif guard:
+            result.recompiles.append((where, guard))
+        result.breaks += [(where, _line(r)) for r in m.restart_reasons or ()]
+    return result
+
+
+def _line(reason: str) -> str:
+    """The first line of what torch says, which names the construct or the guard."""
+    return reason.strip().partition("\n")[0]
 
 
 def dvm_seconds() -> float:
@@ -127,23 +166,33 @@ def reset() -> None:
     _since = time.time()
 
 
-def _trace_seconds() -> float:
-    """Dynamo's own share of the frames that this backend compiled, from torch's metrics."""
+def _metrics() -> list[Any]:
+    """What torch measured of the functions that this backend compiled, since the last reset. A
+    function keeps its number, the part before the slash, when it is compiled again."""
     try:
         from torch._dynamo.utils import get_compilation_metrics
+    except ImportError:
+        return []
+    ours = {i.partition("/")[0] for i in _compile_ids}
+    return [
+        m
+        for m in get_compilation_metrics()
+        if (m.compile_id or "").partition("/")[0] in ours and (m.start_time or 0.0) >= _since
+    ]
 
-        seconds = 0.0
-        for m in get_compilation_metrics():
-            ours = m.compile_id in _compile_ids and (m.start_time or 0.0) >= _since
-            if ours and m.entire_frame_compile_time_s is not None:
-                seconds += m.entire_frame_compile_time_s - (m.backend_compile_time_s or 0.0)
-        return seconds
-    except (ImportError, AttributeError):
-        return 0.0
+
+def _code_log() -> logging.Logger:
+    """torch's own artefact for generated code, TORCH_LOGS=output_code. Its handlers are of loggers
+    whose names begin with torch."""
+    try:
+        return torch._logging.getArtifactLogger("torch.dvm", "output_code")
+    except (AttributeError, ValueError):
+        return log
 
 
 def setup_logging() -> None:
-    """DVM_LOG=1 prints what is compiled; TORCH_LOGS=dvm.torch does the same through torch."""
+    """DVM_LOG=1 prints what is compiled, and the summary when the process ends;
+    TORCH_LOGS=dvm.torch does the first through torch, TORCH_LOGS=output_code prints the code."""
     level = os.environ.get("DVM_LOG", "").lower()
     if level in ("", "0", "off"):
         return
@@ -152,3 +201,9 @@ def setup_logging() -> None:
     log.addHandler(handler)
     log.setLevel(logging.DEBUG if level in ("2", "debug") else logging.INFO)
     log.propagate = False
+    atexit.register(_last_words)
+
+
+def _last_words() -> None:
+    if _graphs:
+        print(summary(), file=sys.stderr)
