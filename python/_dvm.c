@@ -246,6 +246,8 @@ static PyMethodDef module_methods[] = {
      "parse(text, file=\"<text>\"): the first kernel of a text as a Graph."},
     {"register_arrays", (PyCFunction)(void (*)(void))pydvm_register_arrays, METH_FASTCALL,
      "register_arrays(family, type, empty, dtypes): how to allocate results."},
+    {"release_arenas", pydvm_release_arenas, METH_NOARGS,
+     "Frees the memory that programs keep for their next call."},
     {"address", pydvm_address, METH_O,
      "address(array): its data pointer, dtype number, shape, strides in elements."},
     {"attn_infer", pydvm_attn_infer, METH_VARARGS, "See dvm.attn."},
@@ -290,7 +292,8 @@ PyMODINIT_FUNC PyInit__dvm(void) {
     if (!add_errors(module) || !add_type(module, &context_spec, &pydvm.context) ||
         !add_type(module, &pydvm_graph_spec, &pydvm.graph) ||
         !add_type(module, &pydvm_value_spec, &pydvm.value) ||
-        !add_type(module, &pydvm_kernel_spec, &pydvm.kernel) || !add_ops(module) ||
+        !add_type(module, &pydvm_kernel_spec, &pydvm.kernel) ||
+        !add_type(module, &pydvm_program_spec, &pydvm.program) || !add_ops(module) ||
         PyModule_AddIntConstant(module, "ABI", PYDVM_ABI) ||
         PyModule_AddIntConstant(module, "FORMAT", DVM_FORMAT) ||
         PyModule_AddIntConstant(module, "MAX_RANK", DVM_MAX_RANK) ||

@@ -71,17 +71,16 @@ static bool frame_output(struct frame *f, const struct kernel *self, int i, PyOb
     return pydvm_tensor(o, &self->out[i], true, i, &f->tensor[self->nin + i]);
 }
 
-static dvm_status frame_run(struct frame *f, struct kernel *self) {
+dvm_status pydvm_kernel_run(struct kernel *self, const dvm_arg *arg) {
     int64_t elements = 0;
-    for (int i = 0; i < f->n && elements < LARGE; i++) {
+    for (int i = 0; i < self->nin + self->nout && elements < LARGE; i++) {
         int64_t n = 1;
-        for (int d = 0; d < f->arg[i].rank; d++) n *= f->arg[i].dims[d];
+        for (int d = 0; d < arg[i].rank; d++) n *= arg[i].dims[d];
         elements += n;
     }
-    if (elements < LARGE)
-        return dvm_run(self->k, self->nin, f->arg, self->nout, f->arg + self->nin);
+    if (elements < LARGE) return dvm_run(self->k, self->nin, arg, self->nout, arg + self->nin);
     dvm_status st;
-    Py_BEGIN_ALLOW_THREADS st = dvm_run(self->k, self->nin, f->arg, self->nout, f->arg + self->nin);
+    Py_BEGIN_ALLOW_THREADS st = dvm_run(self->k, self->nin, arg, self->nout, arg + self->nin);
     Py_END_ALLOW_THREADS return st;
 }
 
@@ -118,8 +117,7 @@ static bool wrong_count(const struct kernel *self, Py_ssize_t given, bool output
     return true;
 }
 
-/* run() failed with the pending exception: rescue(error, *arguments) computes the outputs instead. */
-static PyObject *rescued(struct kernel *self, PyObject *const *a, Py_ssize_t n) {
+PyObject *pydvm_rescue(struct kernel *self, PyObject *const *a, Py_ssize_t n) {
     PyObject *type, *error, *trace, *out = NULL;
     if (!self->rescue || !PyErr_ExceptionMatches(pydvm.error[0])) return NULL;
     PyErr_Fetch(&type, &error, &trace);
@@ -142,12 +140,12 @@ static PyObject *kernel_run(struct kernel *self, PyObject *const *a, Py_ssize_t 
     if (wrong_count(self, n, true) || !frame_open(&f, (int)n)) return NULL;
     bool ok = frame_inputs(&f, self, a);
     for (int i = 0; ok && i < self->nout; i++) ok = frame_output(&f, self, i, a[self->nin + i]);
-    dvm_status st = ok ? frame_run(&f, self) : DVM_OK;
+    dvm_status st = ok ? pydvm_kernel_run(self, f.arg) : DVM_OK;
     frame_close(&f);
     if (ok && !st) Py_RETURN_NONE;
     if (st) pydvm_raise(st);
     name_arguments(self);
-    return rescued(self, a, n);
+    return pydvm_rescue(self, a, n);
 }
 
 static PyObject *kernel_set_rescue(struct kernel *self, PyObject *callable) {
@@ -207,7 +205,7 @@ static PyObject *call(struct kernel *self, PyObject *const *a, Py_ssize_t n, enu
     if (wrong_count(self, n, false) || !frame_open(&f, self->nin + self->nout)) return NULL;
     PyObject *tuple =
         frame_inputs(&f, self, a) ? results(&f, self, family_of(&f, self, none)) : NULL;
-    dvm_status st = tuple ? frame_run(&f, self) : DVM_OK;
+    dvm_status st = tuple ? pydvm_kernel_run(self, f.arg) : DVM_OK;
     frame_close(&f);
     if (st) {
         Py_CLEAR(tuple);

@@ -3,6 +3,7 @@
  *   _dvm.c       module, exception classes, Context
  *   py_graph.c   Graph (builder) and Value
  *   py_kernel.c  Kernel: the call path
+ *   py_program.c Program: kernels, buffers and Python calls of a whole graph in one sequence
  *   py_tensor.c  arguments: arrays, tensors and numbers without copies
  *   py_threads.c threads of an OpenMP runtime
  *   py_attn.c    attention
@@ -71,7 +72,7 @@ struct kernel {
 };
 
 extern struct pydvm {
-    PyTypeObject *context, *graph, *value, *kernel;
+    PyTypeObject *context, *graph, *value, *kernel, *program;
     PyObject *error[16]; /* by status; [0] is the base class */
     PyObject *default_context;
 } pydvm;
@@ -84,9 +85,13 @@ PyObject *pydvm_fail(dvm_status st, const char *format, ...);
 struct context *pydvm_default_context(void); /* borrowed */
 bool pydvm_count(const char *name, Py_ssize_t given, Py_ssize_t low, Py_ssize_t high);
 
-/* ---- py_graph.c, py_kernel.c */
-extern PyType_Spec pydvm_graph_spec, pydvm_value_spec, pydvm_kernel_spec;
+/* ---- py_graph.c, py_kernel.c, py_program.c */
+extern PyType_Spec pydvm_graph_spec, pydvm_value_spec, pydvm_kernel_spec, pydvm_program_spec;
 PyObject *pydvm_kernel_of(struct graph *g);
+/* Inputs, then outputs; without the GIL when the work is worth it. */
+dvm_status pydvm_kernel_run(struct kernel *self, const dvm_arg *arg);
+/* run() failed with the pending exception: what rescue(error, *arguments) returns, or NULL with an exception. */
+PyObject *pydvm_rescue(struct kernel *self, PyObject *const *a, Py_ssize_t n);
 
 /* ---- py_threads.c */
 /* Makes a context run its loops on the process's OpenMP runtime; false when there is none. */
@@ -116,6 +121,7 @@ PyObject *pydvm_empty(enum family family, int rank, const int64_t *dims, int dty
 /* Module functions. */
 PyObject *pydvm_register_arrays(PyObject *self, PyObject *const *args, Py_ssize_t n);
 PyObject *pydvm_address(PyObject *self, PyObject *o);
+PyObject *pydvm_release_arenas(PyObject *self, PyObject *unused);
 
 /* ---- py_attn.c: module functions */
 PyObject *pydvm_attn_infer(PyObject *self, PyObject *args);

@@ -12,11 +12,13 @@ from __future__ import annotations
 import functools
 import itertools
 import time
+import weakref
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 from weakref import WeakValueDictionary
 
+import _dvm
 import torch
 from torch.fx import GraphModule, Node
 
@@ -56,8 +58,9 @@ class Backend:
             stats.add_aot(spent, _compile_id())
 
     def reset(self) -> None:
-        """Called by torch._dynamo.reset(): forgets the run summary."""
+        """Called by torch._dynamo.reset(): forgets the run summary, frees idle memory."""
         stats.reset()
+        _dvm.release_arenas()
 
     def __repr__(self) -> str:
         return "<torch.compile backend dvm>"
@@ -125,11 +128,22 @@ def compile_graph(
         rescued=rescued,
         dynamic=any(k.dynamic for k in program.kernels),
         source=program.source(),
+        programs=_programs(call),
         functions=WeakValueDictionary({k.name: call.__globals__[k.name] for k in program.kernels}),
     )
     record.dvm_seconds = time.perf_counter() - begun
     stats.record(record)
     return call
+
+
+def _programs(call: Callable) -> Callable[[], list[Any]]:
+    ref = weakref.ref(call)
+
+    def programs() -> list[Any]:
+        names = getattr(ref(), "__globals__", {})
+        return [r.__self__ for n, r in names.items() if n.endswith("run") and n != "unboxed"]
+
+    return programs
 
 
 def build(

@@ -17,12 +17,12 @@ import torch
 from torch.fx import GraphModule, Node
 
 from .call_text import Statement, body
-from .fx import Emitter, is_getitem, is_left_to_torch
+from .fx import ROWS, Emitter, is_getitem, is_left_to_torch
 from .inplace import Direct, direct_stores
 from .kernel_text import KernelText, KernelWriter
 from .options import Options
 from .partition import Kind, Partition, Step, is_part, partition
-from .symbols import Symbols
+from .symbols import Symbols, is_recordable
 
 # Higher-order ops that take subgraphs as plain functions.
 SUBGRAPH_OPS = frozenset(("invoke_subgraph", "cond", "while_loop"))
@@ -36,8 +36,30 @@ import dvm
 import torch
 from torch import device
 
+from dvm.torch.program import record
 from dvm.torch.runtime import check, empty_cpu, empty_strided, unboxed
 """
+
+# Python bindings of torch that are called in place of the operator, at a third of its cost.
+BINDINGS = {
+    "aten.mm.default": "torch.mm",
+    "aten.bmm.default": "torch.bmm",
+    "aten.addmm.default": "torch.addmm",
+    "aten.baddbmm.default": "torch.baddbmm",
+    "aten.view.default": "torch.Tensor.view",
+    "aten.permute.default": "torch.permute",
+    "aten.t.default": "torch.t",
+    "aten.transpose.int": "torch.transpose",
+    "aten.unsqueeze.default": "torch.unsqueeze",
+    "aten.squeeze.dim": "torch.squeeze",
+    "aten.expand.default": "torch.Tensor.expand",
+    "aten.select.int": "torch.select",
+    "aten.as_strided.default": "torch.as_strided",
+}
+# Those that can write their result into memory of the program.
+INTO = frozenset(
+    ("aten.mm.default", "aten.bmm.default", "aten.addmm.default", "aten.baddbmm.default")
+)
 
 
 _MODULES = {"math": math, "operator": operator, "torch": torch}
@@ -102,11 +124,14 @@ class _Writer:
         self.shared = shared
         self.options = shared.options
         self.symbols = Symbols()
+        # Recorded as a program, or written as a Python function.
+        self.recorded = not shared.options.check and is_recordable(gm.graph)
         self.emitter = Emitter(self.symbols, shared.options, (n.name for n in gm.graph.nodes))
         self.part = partition(gm.graph, self.emitter, shared.refused)
         self.kinds = self.part.kinds
         self.statements: list[Statement] = []
         self.ready: set[Node] = set()
+        self.locals: dict[Node, str] = {}  # constants as values of the program
         # Option `check` runs kernels' nodes again, so it needs the arguments as they were.
         self.direct: dict[Node, Direct] = {}
         if not self.options.check:
@@ -141,13 +166,27 @@ class _Writer:
         else:
             text = self._argument(output.args[0], returned)
         names = tuple(returned)
-        self.statements.append(Statement(f"return {text}", names, escapes=names))
-        self.shared.calls.append(self._call([n.name for n in inputs]))
+        if self.recorded:
+            self.statements.append(Statement(f"p.output({text})"))
+            self.shared.calls.append(self._program([n.name for n in inputs]))
+        else:
+            self.statements.append(Statement(f"return {text}", names, escapes=names))
+            self.shared.calls.append(self._call([n.name for n in inputs]))
 
     def _call(self, inputs: list[str]) -> str:
         lines = [f"{', '.join(inputs)}{',' if len(inputs) == 1 else ''} = args"] if inputs else []
         lines += ["args.clear()", *body(inputs, self.statements)]
         return f"def {self.prefix}call(args):\n" + "".join(f"    {line}\n" for line in lines)
+
+    def _program(self, inputs: list[str]) -> str:
+        lines = [f"{', '.join(inputs)}{',' if len(inputs) == 1 else ''} = p.inputs({len(inputs)})"]
+        lines = (lines if inputs else ["p.inputs(0)"]) + [s.text for s in self.statements]
+        return (
+            f"def {self.prefix}program(p):\n"
+            + "".join(f"    {line}\n" for line in lines)
+            + f"\n\n{self.prefix}run = record({self.prefix}program).run\n\n\n"
+            f"def {self.prefix}call(args):\n    return {self.prefix}run(args)\n"
+        )
 
     def _needed_outside(self) -> set[Node]:
         """KERNEL nodes whose value is stored."""
@@ -203,8 +242,9 @@ class _Writer:
             Statement(f"{name} = {text}", buffer=text, made=name) for name, text in allocations
         ]
         self.ready.update(stored)
+        run = f"p.run({kernel.name}, " if self.recorded else f"{kernel.name}.run("
         outputs = [n.name for n in stored] + [d.argument.name for d in direct]
-        call = f"{kernel.name}.run({', '.join(arguments + outputs)})"
+        call = f"{run}{', '.join(arguments + outputs)})"
         self.statements.append(Statement(call, tuple(uses + outputs)))
         if self.options.check:
             everything = ", ".join([f'"{kernel.name}"', *arguments, *outputs])
@@ -217,22 +257,35 @@ class _Writer:
         fake = node.meta["val"]
         size = self.symbols.shape_text(fake.shape)
         stride = self.symbols.shape_text(fake.stride())
+        if self.recorded:
+            return f"p.empty({size}, {stride}, {fake.dtype})"
         if fake.device.type == "cpu":
             return f"empty_cpu({size}, {stride}, {fake.dtype})"
         return f"empty_strided({size}, {stride}, dtype={fake.dtype}, device={fake.device!r})"
 
     def _define_sizes(self) -> None:
-        for line in self.symbols.definitions():
+        for line in self.symbols.definitions(self.recorded):
             self.statements.append(Statement(line, ()))
 
     def _bindings(self, node: Node) -> list[Statement]:
-        lines = self.symbols.bind(node.name, node.meta.get("val"))
+        if self.recorded:
+            is_input = node.op == "placeholder"
+            lines = self.symbols.sources(node.name, node.meta.get("val")) if is_input else []
+        else:
+            lines = self.symbols.bind(node.name, node.meta.get("val"))
         return [Statement(line, (node.name,)) for line in lines]
 
     # --------------------------------------------------------------------------- torch
 
     def _run_torch(self, node: Node) -> None:
         uses: list[str] = []
+        if self.recorded and str(node.target) in INTO and node.meta["val"].device.type == "cpu":
+            allocation = self._allocation(node)
+            text = self._torch_call(node, uses, f", out={node.name}")
+            self._define_sizes()
+            self.statements += [Statement(f"{node.name} = {allocation}"), Statement(text)]
+            self.ready.add(node)
+            return
         text = self._torch_call(node, uses)
         self._define_sizes()
         if node.users:
@@ -246,18 +299,28 @@ class _Writer:
         if isinstance(val, (torch.Tensor, torch.SymInt, torch.SymFloat)):
             self.statements += self._bindings(node)
 
-    def _torch_call(self, node: Node, uses: list[str]) -> str:
+    def _torch_call(self, node: Node, uses: list[str], more: str = "") -> str:
         if is_getitem(node):
-            return f"{self._argument(node.args[0], uses)}[{self._argument(node.args[1], uses)}]"
+            source, index = (self._argument(a, uses) for a in node.args)
+            if self.recorded:
+                return f"p.view(operator.getitem, {source}, {index})"
+            return f"{source}[{index}]"
         if str(node.target) in SUBGRAPH_OPS:
             return self._subgraph_call(node, uses)
         args = [self._argument(a, uses) for a in node.args]
         args += [f"{k}={self._argument(v, uses)}" for k, v in node.kwargs.items()]
-        return f"{self._op(node.target)}({', '.join(args)})"
+        return f"{self._begin_call(node)}{', '.join(args)}{more})"
+
+    def _begin_call(self, node: Node) -> str:
+        """The text of a call up to its arguments. A program is told what the op does with them."""
+        op = self._op(node.target)
+        return f"p.{_verb(node.target)}({op}, " if self.recorded else f"{op}("
 
     def _op(self, target: Any) -> str:
         """A module-level name for what a TORCH node calls."""
-        if isinstance(target, torch._ops.OpOverload):
+        if str(target) in BINDINGS:
+            path = BINDINGS[str(target)]
+        elif isinstance(target, torch._ops.OpOverload):
             path = f"torch.ops.{target}"
         elif isinstance(target, torch._ops.HigherOrderOperator):
             path = f"torch.ops.higher_order.{target.name()}"
@@ -275,6 +338,8 @@ class _Writer:
         self.part.reasons.pop(node, None)
         if str(node.target) == "invoke_subgraph":
             operands = [self._argument(a, uses) for a in node.args[2:]]
+            if self.recorded:
+                return f"p.opaque({self._subgraph(node.args[0])}call, [{', '.join(operands)}])"
             return f"{self._subgraph(node.args[0])}call([{', '.join(operands)}])"
         args = []
         for a in node.args:
@@ -283,7 +348,7 @@ class _Writer:
                 args.append(f"unboxed({self._subgraph(a)}call)")
             else:
                 args.append(self._argument(a, uses))
-        return f"{self._op(node.target)}({', '.join(args)})"
+        return f"{self._begin_call(node)}{', '.join(args)})"
 
     def _subgraph(self, node: Node) -> str:
         """Prefix of a subgraph's text, which is written when it is first needed."""
@@ -300,7 +365,14 @@ class _Writer:
         if node in self.ready:
             return node.name
         if node.op == "get_attr":
-            return self._constant(self._attribute(node), f"{self.prefix}{node.name}")
+            value = self._attribute(node)
+            known = self._constant(value, f"{self.prefix}{node.name}")
+            if not self.recorded or not isinstance(value, torch.Tensor):
+                return known
+            if node not in self.locals:
+                self.locals[node] = f"{node.name}_"
+                self.statements.append(Statement(f"{node.name}_ = p.constant({known})"))
+            return self.locals[node]
         kind = self.kinds[node]
         if kind is Kind.SIZE:
             val = node.meta["val"]
@@ -368,3 +440,14 @@ class _Writer:
             name = f"{name}_{len(self.shared.constants)}"
         self.shared.constants[name] = value
         return name
+
+
+def _verb(target: Any) -> str:
+    """How a program calls an operator, by what it may do with its operands (program.Recorder)."""
+    name = str(target)
+    if is_left_to_torch(name):
+        return "call"
+    if getattr(target, "is_view", False) or (name in ROWS and ROWS[name].view):
+        return "view"
+    # An op of ATen may return an operand without saying so: dropout that is switched off, reshape.
+    return "share" if getattr(target, "namespace", "") in ("aten", "prims") else "opaque"

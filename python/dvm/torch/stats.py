@@ -9,7 +9,7 @@ import re
 import sys
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -34,6 +34,19 @@ class GraphRecord:
     source: str = ""  # the generated program
     # Kernel objects by name (dump(), das(), explain()), as long as the compiled graph lives.
     functions: Mapping[str, Any] = field(default_factory=dict)
+
+    # Programs of the graph and its subgraphs (stats()), as long as the compiled graph lives.
+    programs: Callable[[], Sequence[Any]] = tuple
+
+    @property
+    def planned_bytes(self) -> int:
+        """Memory for intermediate values at the newest sizes, as planned."""
+        return sum(p.stats()["planned_bytes"] for p in self.programs())
+
+    @property
+    def naive_bytes(self) -> int:
+        """The same if every value had memory of its own."""
+        return sum(p.stats()["naive_bytes"] for p in self.programs())
 
     def __str__(self) -> str:
         left = sum(self.fallbacks.values())
@@ -92,6 +105,8 @@ class Summary:
             f" {sum(self.fallbacks.values())} ops by torch",
             f"dvm: trace {self.trace_seconds:.3f} s, aot {self.aot_seconds:.3f} s,"
             f" dvm {self.dvm_seconds:.4f} s",
+            f"dvm: intermediate values: {sum(g.planned_bytes for g in self.graphs)} bytes planned,"
+            f" {sum(g.naive_bytes for g in self.graphs)} with memory of their own",
         ]
         for (op, reason), n in self.fallbacks.most_common():
             lines.append(f"dvm:   {n} x {op}: {reason}")

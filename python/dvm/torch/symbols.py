@@ -9,12 +9,12 @@ node that made them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import sympy
 import torch
-from torch.fx import Node
+from torch.fx import Graph, Node
 from torch.utils._sympy.printers import PythonPrinter
 
 
@@ -54,6 +54,25 @@ class Symbols:
         parts = [self.text(s) for s in shape]
         return "(" + ", ".join(parts) + ("," if len(parts) == 1 else "") + ")"
 
+    def sources(self, var: str, fake: Any) -> list[str]:
+        """As `bind`, in a recorded program (program.py): symbols that an argument shows."""
+        given: list[tuple[Any, str]] = []
+        if isinstance(fake, torch.SymFloat):
+            given.append((fake, var))
+        elif isinstance(fake, torch.SymInt):
+            given.append((fake, f"p.number({var})"))
+        elif isinstance(fake, torch.Tensor) and fake.layout is torch.strided:
+            given += [(s, f"p.size({var}, {i})") for i, s in enumerate(fake.shape)]
+            given += [(s, f"p.stride({var}, {i})") for i, s in enumerate(fake.stride())]
+        lines = []
+        for value, source in given:
+            if isinstance(value, (torch.SymInt, torch.SymFloat)):
+                symbol = value.node.expr
+                if symbol.is_Symbol and symbol not in self._bound:
+                    self._bound.add(symbol)
+                    lines.append(f"{symbol} = {source}")
+        return lines
+
     def bind(self, var: str, fake: Any) -> list[str]:
         """Lines that give values to the symbols which first appear in this value."""
         if isinstance(fake, (torch.SymInt, torch.SymFloat)):
@@ -86,12 +105,16 @@ class Symbols:
         self._bound.add(symbol)
         return [] if text == str(symbol) else [f"{symbol} = {text}"]
 
-    def definitions(self) -> list[str]:
+    def definitions(self, recorded: bool = False) -> list[str]:
         """Lines of the named expressions that can be computed by now and were not yet."""
         lines, rest = [], []
         for name, expr in self._lines:
             if expr.free_symbols <= self._bound:
-                lines.append(f"{name} = {self._print(expr)}")
+                text = self._print(expr)
+                if recorded:
+                    free = ", ".join(sorted(map(str, expr.free_symbols)))
+                    text = f"p.expression(lambda {free}: {text}, {free})"
+                lines.append(f"{name} = {text}")
             else:
                 rest.append((name, expr))
         self._lines = rest
@@ -165,3 +188,51 @@ def _solve(expr: sympy.Expr, symbol: sympy.Symbol, source: sympy.Symbol) -> symp
     from torch.utils._sympy.functions import FloorDiv
 
     return FloorDiv(source - expr.subs(symbol, 0), slope)
+
+
+def is_recordable(graph: Graph) -> bool:
+    """Whether every number of the graph follows from what its arguments show.
+
+    Numbers that torch reads back from data, and float expressions, need Python at every call.
+    """
+    known: set[sympy.Symbol] = set()
+    for n in graph.find_nodes(op="placeholder"):
+        val = n.meta.get("val")
+        if isinstance(val, torch.SymInt) and not isinstance(val.node.hint, int):
+            return False  # the size of a jagged dimension is no number
+        known |= _given(val)
+    for n in graph.nodes:
+        val = n.meta.get("val")
+        if isinstance(val, torch.SymFloat):
+            if not (val.node.expr.is_number or val.node.expr in known):
+                return False
+        elif not all(s.node.expr.free_symbols <= known for s in _numbers(val)):
+            return False
+        if any(isinstance(a, (dict, slice)) for a in (*n.args, *n.kwargs.values())):
+            return False
+    return True
+
+
+def _numbers(val: Any) -> Iterator[Any]:
+    """Symbolic numbers of a value."""
+    if isinstance(val, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+        yield val
+    elif isinstance(val, (tuple, list)):
+        for v in val:
+            yield from _numbers(v)
+    elif isinstance(val, torch.Tensor) and val.layout is torch.strided:
+        for s in (*val.shape, *val.stride(), val.storage_offset()):
+            if isinstance(s, torch.SymInt):
+                yield s
+
+
+def _given(val: Any) -> set[sympy.Symbol]:
+    """Symbols that an argument shows."""
+    if isinstance(val, (torch.SymInt, torch.SymFloat)):
+        return val.node.expr.free_symbols if val.node.expr.is_Symbol else set()
+    found: set[sympy.Symbol] = set()
+    if isinstance(val, torch.Tensor) and val.layout is torch.strided:
+        for s in (*val.shape, *val.stride()):
+            if isinstance(s, torch.SymInt) and s.node.expr.is_Symbol:
+                found.add(s.node.expr)
+    return found

@@ -1,0 +1,924 @@
+/* Program: a whole graph as one sequence of kernel launches, Python calls and allocations.
+ *
+ * dvm.torch.program (Python) records it; this file runs it. The steps:
+ *
+ *   RUN    a kernel on values; no Python object is made
+ *   CALL   a Python callable on values, numbers and constants: an operator of torch, a view
+ *   EMPTY  a new tensor, for a value that outlives the call
+ *
+ * Values are objects (arguments, results of CALL and EMPTY) or buffers. Buffers live in an arena, one block of memory
+ * per call in which each has its place for as long as it is needed. Kernels see a buffer as an address. Where a CALL
+ * needs it as a tensor, one is made over the arena and kept; so are views of buffers, which are therefore free from
+ * the second call on.
+ *
+ * Sizes that depend on the arguments form the key of a record: the numbers computed from them, the places of the
+ * buffers, and the kept tensors. A program keeps the newest RECORDS of them. Arenas are shared by all programs: a call
+ * takes the one given back last, and makes a larger one when it is too small.
+ *
+ * All of it happens under the GIL except large kernels. A record that another call is using is not shared: that call
+ * gets a record and an arena of its own. */
+#include "pydvm.h"
+
+#include <string.h>
+
+enum { RECORDS = 16, ARENAS = 4, ALIGN = 64 };
+
+enum op { OP_RUN, OP_CALL, OP_EMPTY };
+enum ref_kind { REF_VALUE, REF_SIZE, REF_NUMBER, REF_ARGUMENT };
+
+/* An argument of a kernel: a value, or a scalar (a computed size, a constant, a number among the arguments). */
+struct ref {
+    uint8_t kind;
+    int index;
+    dvm_number num;
+};
+
+struct dim {
+    int64_t value; /* when size < 0 */
+    int size;      /* number of a computed size, or -1 */
+};
+
+struct buffer {
+    int value, rank, dtype, first, last; /* steps between which it is needed */
+    int64_t itemsize;
+    struct dim dim[2 * DVM_MAX_RANK]; /* sizes, strides */
+};
+
+struct step {
+    uint8_t op;
+    bool kept;       /* the result of a CALL belongs to the record */
+    int result;      /* value, or -1 */
+    int ndrop, nref; /* drop, ref: slices of the program's tables */
+    int *drop;       /* objects that are not needed after this step */
+    struct ref *ref;
+    PyObject *fn, *args, *kwargs; /* RUN: fn is the Kernel; EMPTY: args are sizes, strides, dtype */
+};
+
+struct source { /* where a number of the key comes from */
+    int value;
+    uint8_t what; /* 0 size, 1 stride, 2 the number itself */
+    int dim;
+};
+
+struct record {
+    struct record *next;
+    bool busy;
+    int64_t *size; /* the key, then what was computed from it */
+    dvm_arg *arg;  /* of buffers */
+    int64_t *dims; /* behind arg */
+    size_t *offset;
+    size_t planned, naive;
+    uint64_t serial;   /* arena that `kept` and the addresses in `arg` belong to */
+    PyObject **kept;   /* by value */
+    PyObject **shapes; /* by step: arguments of EMPTY */
+};
+
+/* What kernels need to know of an object. */
+struct desc {
+    bool known;
+    dvm_arg arg;
+    struct tensor t;
+};
+
+struct frame {
+    PyObject **obj;    /* by value */
+    struct desc *desc; /* by number of the value among those that kernels touch */
+    dvm_arg *arg;      /* of the kernel being run */
+};
+
+struct program {
+    PyObject ob_base;
+    int nvalue, ninput, nbuffer, nstep, nsource, nsize, ndesc, maxarg;
+    int *buffer_of, *desc_of; /* by value, or -1 */
+    bool *written;            /* by value: a kernel writes it */
+    struct buffer *buffer;
+    struct step *step;
+    struct source *source;
+    PyObject *result, *sizes;
+    PyTypeObject *slot_type, *size_type;
+    PyObject *new_arena, *typed, *view, *empty;
+    struct record *records;
+    struct frame *spare;
+    void *tables[16]; /* owned blocks */
+    int ntable;
+    int64_t planned, naive;
+};
+
+/* ---- arenas ---- */
+
+struct arena {
+    PyObject *bytes;
+    PyObject *typed[DVM_NDTYPE];
+    char *data;
+    size_t size;
+    uint64_t serial;
+};
+
+/* Arenas nobody uses, the one given back last at the end. */
+static struct arena *idle[ARENAS];
+static int nidle;
+static uint64_t last_serial;
+
+static void arena_free(struct arena *a) {
+    if (!a) return;
+    for (int t = 0; t < DVM_NDTYPE; t++) Py_XDECREF(a->typed[t]);
+    Py_XDECREF(a->bytes);
+    PyMem_Free(a);
+}
+
+static struct arena *arena_new(const struct program *p, size_t size) {
+    struct arena *a = PyMem_Calloc(1, sizeof *a);
+    if (!a) return (struct arena *)PyErr_NoMemory();
+    PyObject *pair = PyObject_CallFunction(p->new_arena, "n", (Py_ssize_t)size);
+    PyObject *bytes = NULL, *address = NULL;
+    if (pair && PyArg_ParseTuple(pair, "OO", &bytes, &address)) {
+        a->bytes = Py_NewRef(bytes);
+        a->data = PyLong_AsVoidPtr(address);
+        a->size = size;
+        a->serial = ++last_serial;
+    }
+    Py_XDECREF(pair);
+    if (!PyErr_Occurred()) return a;
+    arena_free(a);
+    return NULL;
+}
+
+static struct arena *arena_take(const struct program *p, size_t size) {
+    struct arena *a = nidle ? idle[--nidle] : NULL;
+    if (a && a->size >= size) return a;
+    arena_free(a);
+    return arena_new(p, size);
+}
+
+static void arena_give(struct arena *a) {
+    if (nidle < ARENAS)
+        idle[nidle++] = a;
+    else
+        arena_free(a);
+}
+
+PyObject *pydvm_release_arenas(PyObject *self, PyObject *unused) {
+    (void)self;
+    (void)unused;
+    while (nidle) arena_free(idle[--nidle]);
+    Py_RETURN_NONE;
+}
+
+/* ---- records ---- */
+
+static void drop_kept(const struct program *p, struct record *r) {
+    for (int i = 0; i < p->nvalue; i++) Py_CLEAR(r->kept[i]);
+}
+
+static void record_free(const struct program *p, struct record *r) {
+    if (!r) return;
+    if (r->kept) drop_kept(p, r);
+    for (int i = 0; r->shapes && i < p->nstep; i++) Py_XDECREF(r->shapes[i]);
+    PyMem_Free(r);
+}
+
+static void *cut(char **at, size_t n, size_t size) {
+    void *p = *at;
+    *at += (n * size + 15) / 16 * 16;
+    return p;
+}
+
+static struct record *record_alloc(const struct program *p) {
+    const size_t nb = (size_t)p->nbuffer, nv = (size_t)p->nvalue, ns = (size_t)p->nstep;
+    const size_t total = sizeof(struct record) + (size_t)p->nsize * 8 + nb * sizeof(dvm_arg) +
+                         nb * 2 * DVM_MAX_RANK * 8 + nb * sizeof(size_t) +
+                         (nv + ns) * sizeof(PyObject *) + 7 * 16;
+    char *block = PyMem_Calloc(1, total), *at = block;
+    if (!block) return (struct record *)PyErr_NoMemory();
+    struct record *r = cut(&at, 1, sizeof *r);
+    r->size = cut(&at, (size_t)p->nsize, 8);
+    r->arg = cut(&at, nb, sizeof(dvm_arg));
+    r->dims = cut(&at, nb * 2 * DVM_MAX_RANK, 8);
+    r->offset = cut(&at, nb, sizeof(size_t));
+    r->kept = cut(&at, nv, sizeof(PyObject *));
+    r->shapes = cut(&at, ns, sizeof(PyObject *));
+    return r;
+}
+
+/* The sizes behind the key, by the program's own Python function of it. */
+static bool compute_sizes(const struct program *p, struct record *r, const int64_t *key) {
+    memcpy(r->size, key, (size_t)p->nsource * 8);
+    if (p->nsize == p->nsource) return true;
+    PyObject *args = PyTuple_New(p->nsource), *rest = NULL;
+    for (int i = 0; args && i < p->nsource; i++) {
+        PyObject *n = PyLong_FromLongLong(key[i]);
+        if (!n || PyTuple_SetItem(args, i, n)) Py_CLEAR(args);
+    }
+    if (args) rest = PyObject_CallObject(p->sizes, args);
+    Py_XDECREF(args);
+    const Py_ssize_t want = p->nsize - p->nsource;
+    if (rest && (!PyTuple_Check(rest) || PyTuple_Size(rest) != want))
+        pydvm_fail(DVM_ERR_INTERNAL, "the function of sizes gave no tuple of %zd numbers", want);
+    for (Py_ssize_t i = 0; rest && !PyErr_Occurred() && i < want; i++)
+        r->size[p->nsource + i] = PyLong_AsLongLong(PyTuple_GetItem(rest, i));
+    Py_XDECREF(rest);
+    return !PyErr_Occurred();
+}
+
+static int64_t dim_value(const struct record *r, struct dim d) {
+    return d.size < 0 ? d.value : r->size[d.size];
+}
+
+/* Bytes of a buffer and its description; the address comes with the arena. False on overflow. */
+static bool describe_buffer(const struct program *p, struct record *r, int i, size_t *bytes) {
+    const struct buffer *b = &p->buffer[i];
+    int64_t *dims = r->dims + (size_t)i * 2 * DVM_MAX_RANK, *strides = dims + DVM_MAX_RANK;
+    int64_t last = 0, step;
+    bool empty = false;
+    for (int d = 0; d < b->rank; d++) {
+        dims[d] = dim_value(r, b->dim[d]);
+        strides[d] = dim_value(r, b->dim[DVM_MAX_RANK + d]);
+        empty |= dims[d] == 0;
+        if (dims[d] < 0 || strides[d] < 0 ||
+            (dims[d] && (__builtin_mul_overflow(dims[d] - 1, strides[d], &step) ||
+                         __builtin_add_overflow(last, step, &last))))
+            return false;
+    }
+    r->arg[i] =
+        (dvm_arg){.dims = dims, .strides = strides, .rank = b->rank, .dtype = (int32_t)b->dtype};
+    if (last > INT64_MAX / 64 / b->itemsize) return false;
+    *bytes = empty ? 0 : ((size_t)(last + 1) * (size_t)b->itemsize + ALIGN - 1) / ALIGN * ALIGN;
+    return true;
+}
+
+/* Largest first, each at the lowest place that no buffer holds at the same time. */
+static bool place_buffers(const struct program *p, struct record *r) {
+    const size_t n = (size_t)p->nbuffer;
+    size_t *bytes = PyMem_Malloc(n * (sizeof *bytes + 2 * sizeof(int)) + 1);
+    if (!bytes) return PyErr_NoMemory();
+    int *order = (int *)(bytes + n), *placed = order + n; /* both by size, placed by offset */
+    bool ok = true;
+    for (int i = 0; ok && i < p->nbuffer; i++) {
+        ok = describe_buffer(p, r, i, &bytes[i]);
+        int at = i;
+        for (; at > 0 && ok && bytes[order[at - 1]] < bytes[i]; at--) order[at] = order[at - 1];
+        order[at] = i;
+        r->naive += ok ? bytes[i] : 0;
+    }
+    if (!ok) pydvm_fail(DVM_ERR_LIMIT, "a buffer of the graph has more bytes than memory");
+    for (int k = 0; ok && k < p->nbuffer; k++) {
+        const struct buffer *b = &p->buffer[order[k]];
+        const size_t need = bytes[order[k]];
+        size_t at = 0;
+        for (int j = 0; j < k; j++) {
+            const int other = placed[j];
+            const struct buffer *o = &p->buffer[other];
+            if (o->last < b->first || b->last < o->first) continue;
+            if (at + need <= r->offset[other]) break;
+            if (at < r->offset[other] + bytes[other]) at = r->offset[other] + bytes[other];
+        }
+        r->offset[order[k]] = at;
+        int j = k;
+        for (; j > 0 && r->offset[placed[j - 1]] > at; j--) placed[j] = placed[j - 1];
+        placed[j] = order[k];
+        if (at + need > r->planned) r->planned = at + need;
+    }
+    PyMem_Free(bytes);
+    return ok;
+}
+
+static struct record *record_new(const struct program *p, const int64_t *key) {
+    struct record *r = record_alloc(p);
+    if (r && compute_sizes(p, r, key) && place_buffers(p, r)) return r;
+    record_free(p, r);
+    return NULL;
+}
+
+/* The record of this key, marked busy. One that is not in the table afterwards has next == itself. */
+static struct record *record_get(struct program *p, const int64_t *key) {
+    int n = 0;
+    struct record *prev = NULL;
+    for (struct record *r = p->records; r; prev = r, r = r->next, n++) {
+        if (memcmp(r->size, key, (size_t)p->nsource * 8) != 0) continue;
+        if (r->busy) break;
+        if (prev) { /* newest first */
+            prev->next = r->next;
+            r->next = p->records;
+            p->records = r;
+        }
+        r->busy = true;
+        return r;
+    }
+    struct record *r = record_new(p, key);
+    if (!r) return NULL;
+    p->planned = (int64_t)r->planned;
+    p->naive = (int64_t)r->naive;
+    r->busy = true;
+    r->next = r;
+    return r;
+}
+
+/* Gives it back; new ones enter the table now, the oldest idle one leaves it. */
+static void record_done(struct program *p, struct record *r) {
+    r->busy = false;
+    if (r->next != r) return;
+    int n = 0;
+    struct record **at = &p->records, **oldest = NULL;
+    for (; *at; at = &(*at)->next, n++) {
+        if (memcmp((*at)->size, r->size, (size_t)p->nsource * 8) == 0) {
+            r->next = NULL;
+            record_free(p, r);
+            return;
+        }
+        if (!(*at)->busy) oldest = at;
+    }
+    if (n >= RECORDS && oldest) {
+        struct record *old = *oldest;
+        *oldest = old->next;
+        record_free(p, old);
+    }
+    r->next = p->records;
+    p->records = r;
+}
+
+/* ---- one call ---- */
+
+struct call {
+    struct program *p;
+    struct record *r;
+    struct arena *arena;
+    struct frame *f;
+};
+
+static struct frame *frame_take(struct program *p) {
+    struct frame *f = p->spare;
+    p->spare = NULL;
+    if (f) return f;
+    const size_t objects = (size_t)p->nvalue * sizeof(PyObject *),
+                 descs = (size_t)p->ndesc * sizeof(struct desc);
+    char *block =
+        PyMem_Calloc(1, sizeof *f + objects + descs + 48 + (size_t)p->maxarg * sizeof(dvm_arg));
+    if (!block) return (struct frame *)PyErr_NoMemory();
+    f = cut(&block, 1, sizeof *f);
+    f->obj = cut(&block, (size_t)p->nvalue, sizeof(PyObject *));
+    f->desc = cut(&block, (size_t)p->ndesc, sizeof(struct desc));
+    f->arg = cut(&block, (size_t)p->maxarg, sizeof(dvm_arg));
+    return f;
+}
+
+static void forget(const struct program *p, struct frame *f, int value) {
+    const int d = p->desc_of[value];
+    if (d >= 0 && f->desc[d].known) {
+        pydvm_tensor_done(&f->desc[d].t);
+        f->desc[d].known = false;
+    }
+    Py_CLEAR(f->obj[value]);
+}
+
+static void frame_give(struct program *p, struct frame *f) {
+    for (int i = 0; i < p->nvalue; i++) forget(p, f, i);
+    if (p->spare)
+        PyMem_Free(f);
+    else
+        p->spare = f;
+}
+
+static PyObject *size_tuple(const int64_t *n, int rank) {
+    PyObject *t = PyTuple_New(rank);
+    for (int i = 0; t && i < rank; i++) {
+        PyObject *x = PyLong_FromLongLong(n[i]);
+        if (!x || PyTuple_SetItem(t, i, x)) Py_CLEAR(t);
+    }
+    return t;
+}
+
+/* The arena as a tensor of this dtype, borrowed. */
+static PyObject *arena_typed(struct call *c, const struct buffer *b) {
+    struct arena *a = c->arena;
+    if (!a->typed[b->dtype])
+        a->typed[b->dtype] = PyObject_CallFunction(c->p->typed, "Oi", a->bytes, b->dtype);
+    return a->typed[b->dtype];
+}
+
+/* A buffer as a tensor, kept with the record. Borrowed. */
+static PyObject *buffer_object(struct call *c, int value) {
+    if (c->r->kept[value]) return c->r->kept[value];
+    const int i = c->p->buffer_of[value];
+    const struct buffer *b = &c->p->buffer[i];
+    PyObject *base = arena_typed(c, b);
+    if (!base) return NULL;
+    PyObject *size = size_tuple(c->r->arg[i].dims, b->rank),
+             *stride = size_tuple(c->r->arg[i].strides, b->rank);
+    if (size && stride)
+        c->r->kept[value] =
+            PyObject_CallFunction(c->p->view, "OOOn", base, size, stride,
+                                  (Py_ssize_t)(c->r->offset[i] / (size_t)b->itemsize));
+    Py_XDECREF(size);
+    Py_XDECREF(stride);
+    return c->r->kept[value];
+}
+
+/* A value as an object, borrowed. */
+static PyObject *object_of(struct call *c, int value) {
+    if (c->p->buffer_of[value] >= 0) return buffer_object(c, value);
+    PyObject *o = c->f->obj[value] ? c->f->obj[value] : c->r->kept[value];
+    if (!o) pydvm_fail(DVM_ERR_INTERNAL, "value %d is read before it is computed", value);
+    return o;
+}
+
+static const dvm_arg *describe(struct call *c, int value) {
+    struct desc *d = &c->f->desc[c->p->desc_of[value]];
+    if (d->known) return &d->arg;
+    static const struct slot any = {DVM_NDTYPE, false};
+    d->t.arg = &d->arg;
+    d->t.owner = NULL;
+    d->t.has_buf = false;
+    d->t.family = FAMILY_NONE;
+    d->known = true;
+    PyObject *o = object_of(c, value);
+    if (o && pydvm_tensor(o, &any, c->p->written[value], value + 1, &d->t)) return &d->arg;
+    pydvm_tensor_done(&d->t);
+    d->known = false;
+    return NULL;
+}
+
+/* Arguments of a CALL: values and sizes in place of what stands for them, in lists and tuples too. New reference. */
+static PyObject *filled(struct call *c, PyObject *t) {
+    PyTypeObject *type = Py_TYPE(t);
+    if (type == c->p->slot_type) return Py_XNewRef(object_of(c, (int)PyLong_AsLong(t)));
+    if (type == c->p->size_type) return PyLong_FromLongLong(c->r->size[PyLong_AsLong(t)]);
+    if (type != &PyTuple_Type && type != &PyList_Type) return Py_NewRef(t);
+    const bool list = type == &PyList_Type;
+    const Py_ssize_t n = list ? PyList_Size(t) : PyTuple_Size(t);
+    PyObject *out = list ? PyList_New(n) : PyTuple_New(n);
+    for (Py_ssize_t i = 0; out && i < n; i++) {
+        PyObject *x = filled(c, list ? PyList_GetItem(t, i) : PyTuple_GetItem(t, i));
+        if (!x || (list ? PyList_SetItem(out, i, x) : PyTuple_SetItem(out, i, x))) Py_CLEAR(out);
+    }
+    return out;
+}
+
+static PyObject *filled_dict(struct call *c, PyObject *t) {
+    PyObject *out = PyDict_New(), *key, *value;
+    Py_ssize_t at = 0;
+    while (out && PyDict_Next(t, &at, &key, &value)) {
+        PyObject *x = filled(c, value);
+        if (!x || PyDict_SetItem(out, key, x)) Py_CLEAR(out);
+        Py_XDECREF(x);
+    }
+    return out;
+}
+
+static bool step_call(struct call *c, const struct step *s) {
+    if (s->kept && c->r->kept[s->result]) return true;
+    PyObject *args = filled(c, s->args), *kwargs = NULL, *out = NULL;
+    if (args && (!s->kwargs || (kwargs = filled_dict(c, s->kwargs))))
+        out = PyObject_Call(s->fn, args, kwargs);
+    Py_XDECREF(args);
+    Py_XDECREF(kwargs);
+    if (!out) return false;
+    if (s->result < 0)
+        Py_DECREF(out);
+    else if (s->kept)
+        c->r->kept[s->result] = out;
+    else
+        c->f->obj[s->result] = out;
+    return true;
+}
+
+static bool step_empty(struct call *c, const struct step *s) {
+    PyObject **args = &c->r->shapes[s - c->p->step];
+    if (!*args && !(*args = filled(c, s->args))) return false;
+    return (c->f->obj[s->result] = PyObject_CallObject(c->p->empty, *args)) != NULL;
+}
+
+static PyObject *ref_object(struct call *c, const struct ref *ref, int dtype) {
+    switch (ref->kind) {
+    case REF_VALUE: return Py_XNewRef(object_of(c, ref->index));
+    case REF_ARGUMENT: return Py_NewRef(c->f->obj[ref->index]);
+    case REF_SIZE: return PyLong_FromLongLong(c->r->size[ref->index]);
+    default:
+        return dtype == DVM_F32 || dtype == DVM_F64 ? PyFloat_FromDouble(ref->num.f)
+                                                    : PyLong_FromLongLong(ref->num.i);
+    }
+}
+
+/* The kernel failed with the pending exception: its rescue gets the arguments as objects. */
+static bool rescue(struct call *c, const struct step *s, struct kernel *k) {
+    PyObject *type, *error, *trace, *out = NULL;
+    PyErr_Fetch(&type, &error, &trace);
+    PyObject **a = PyMem_Calloc((size_t)s->nref, sizeof *a);
+    int n = 0;
+    while (a && n < s->nref && (a[n] = ref_object(c, &s->ref[n], n < k->nin ? k->in[n].dtype : 0)))
+        n++;
+    if (a && n == s->nref) {
+        PyErr_Restore(type, error, trace);
+        out = pydvm_rescue(k, a, n);
+    } else {
+        Py_XDECREF(type);
+        Py_XDECREF(error);
+        Py_XDECREF(trace);
+    }
+    for (int i = 0; i < n; i++) Py_DECREF(a[i]);
+    PyMem_Free(a);
+    Py_XDECREF(out);
+    return out != NULL;
+}
+
+static bool scalar(const struct call *c, const struct ref *ref, int dtype, dvm_arg *arg) {
+    *arg = (dvm_arg){.rank = -1, .dtype = dtype, .num = ref->num};
+    if (ref->kind == REF_SIZE) {
+        const int64_t n = c->r->size[ref->index];
+        if (dtype == DVM_F32 || dtype == DVM_F64)
+            arg->num.f = (double)n;
+        else
+            arg->num.i = n;
+    }
+    return ref->kind != REF_ARGUMENT || pydvm_number(c->f->obj[ref->index], dtype, &arg->num);
+}
+
+static bool step_run(struct call *c, const struct step *s) {
+    struct kernel *k = (struct kernel *)s->fn;
+    dvm_arg *arg = c->f->arg;
+    for (int i = 0; i < s->nref; i++) {
+        const struct ref *ref = &s->ref[i];
+        if (ref->kind == REF_VALUE) {
+            const int b = c->p->buffer_of[ref->index];
+            const dvm_arg *a = b >= 0 ? &c->r->arg[b] : describe(c, ref->index);
+            if (!a) return rescue(c, s, k);
+            arg[i] = *a;
+        } else if (!scalar(c, ref, k->in[i].dtype, &arg[i]))
+            return false;
+    }
+    const dvm_status st = pydvm_kernel_run(k, arg);
+    if (!st) return true;
+    pydvm_raise(st);
+    return rescue(c, s, k);
+}
+
+/* A number of the key, -1 with an exception when it cannot be had. */
+static int64_t key_number(struct call *c, const struct source *s) {
+    PyObject *o = c->f->obj[s->value];
+    if (s->what == 2) return PyLong_AsLongLong(o);
+    const dvm_arg *a = describe(c, s->value);
+    if (a && s->dim < a->rank && (s->what == 0 || a->strides))
+        return s->what == 0 ? a->dims[s->dim] : a->strides[s->dim];
+    PyErr_Clear(); /* no tensor of DVM, or without elements */
+    PyObject *n = PyObject_CallMethod(o, s->what ? "stride" : "size", "i", s->dim);
+    const int64_t value = n ? PyLong_AsLongLong(n) : -1;
+    Py_XDECREF(n);
+    return value;
+}
+
+static bool take_arguments(struct call *c, PyObject *args) {
+    const int n = c->p->ninput;
+    if (!PyList_Check(args) || PyList_Size(args) != n) {
+        pydvm_fail(DVM_ERR_ARG, "a compiled graph takes a list of %d arguments", n);
+        return false;
+    }
+    for (int i = 0; i < n; i++) c->f->obj[i] = Py_NewRef(PyList_GetItem(args, i));
+    return PyList_SetSlice(args, 0, n, NULL) == 0;
+}
+
+static bool find_record(struct call *c) {
+    int64_t few[64], *key = few;
+    const int n = c->p->nsource;
+    if (n > 64 && !(key = PyMem_Malloc((size_t)n * 8))) return PyErr_NoMemory();
+    for (int i = 0; i < n && !PyErr_Occurred(); i++) key[i] = key_number(c, &c->p->source[i]);
+    if (!PyErr_Occurred()) c->r = record_get(c->p, key);
+    if (key != few) PyMem_Free(key);
+    return c->r != NULL;
+}
+
+static bool find_arena(struct call *c) {
+    if (!c->r->planned) return true;
+    if (!(c->arena = arena_take(c->p, c->r->planned))) return false;
+    if (c->arena->serial == c->r->serial) return true;
+    drop_kept(c->p, c->r);
+    for (int i = 0; i < c->p->nbuffer; i++) c->r->arg[i].data = c->arena->data + c->r->offset[i];
+    c->r->serial = c->arena->serial;
+    return true;
+}
+
+static PyObject *program_run(PyObject *o, PyObject *args) {
+    struct program *p = (struct program *)o;
+    struct call c = {.p = p, .f = frame_take(p)};
+    if (!c.f) return NULL;
+    PyObject *out = NULL;
+    bool ok = take_arguments(&c, args) && find_record(&c) && find_arena(&c);
+    for (int i = 0; ok && i < p->nstep; i++) {
+        const struct step *s = &p->step[i];
+        switch (s->op) {
+        case OP_RUN: ok = step_run(&c, s); break;
+        case OP_CALL: ok = step_call(&c, s); break;
+        default: ok = step_empty(&c, s); break;
+        }
+        for (int d = 0; d < s->ndrop; d++) forget(p, c.f, s->drop[d]);
+    }
+    if (ok && p->result) out = filled(&c, p->result);
+    frame_give(p, c.f);
+    if (c.r) record_done(p, c.r);
+    if (c.arena) arena_give(c.arena);
+    return out;
+}
+
+/* ---- construction: the tables that dvm.torch.program writes ---- */
+
+static void *table(struct program *p, Py_ssize_t n, size_t size) {
+    void *t = PyMem_Calloc((size_t)n + 1, size);
+    if (!t)
+        PyErr_NoMemory();
+    else
+        p->tables[p->ntable++] = t;
+    return t;
+}
+
+static PyObject *item(PyObject *list, Py_ssize_t i) { return PyList_GetItem(list, i); }
+
+/* A number in [low, high), -1 with an exception. */
+static int number_in(PyObject *o, long low, long high) {
+    const long n = o ? PyLong_AsLong(o) : -1;
+    if (PyErr_Occurred()) return -1;
+    if (n >= low && n < high) return (int)n;
+    pydvm_fail(DVM_ERR_ARG, "Program: %ld is not in [%ld, %ld)", n, low, high);
+    return -1;
+}
+
+static bool read_dim(const struct program *p, PyObject *o, struct dim *d) {
+    if (Py_TYPE(o) == p->size_type) {
+        d->size = number_in(o, 0, p->nsize);
+        return d->size >= 0;
+    }
+    *d = (struct dim){.value = PyLong_AsLongLong(o), .size = -1};
+    return !PyErr_Occurred();
+}
+
+/* (value, dtype, itemsize, sizes, strides, first, last) */
+static bool read_buffer(struct program *p, PyObject *o, int i) {
+    struct buffer *b = &p->buffer[i];
+    PyObject *sizes, *strides;
+    if (!PyArg_ParseTuple(o, "iiLO!O!ii", &b->value, &b->dtype, (long long *)&b->itemsize,
+                          &PyTuple_Type, &sizes, &PyTuple_Type, &strides, &b->first, &b->last))
+        return false;
+    const Py_ssize_t rank = PyTuple_Size(sizes);
+    if (b->value < 0 || b->value >= p->nvalue || b->dtype < 0 || b->dtype >= DVM_NDTYPE ||
+        rank > DVM_MAX_RANK || PyTuple_Size(strides) != rank || b->itemsize < 1) {
+        pydvm_fail(DVM_ERR_ARG, "Program: buffer %d is not well formed", i);
+        return false;
+    }
+    b->rank = (int)rank;
+    p->buffer_of[b->value] = i;
+    for (Py_ssize_t d = 0; d < rank; d++)
+        if (!read_dim(p, PyTuple_GetItem(sizes, d), &b->dim[d]) ||
+            !read_dim(p, PyTuple_GetItem(strides, d), &b->dim[DVM_MAX_RANK + d]))
+            return false;
+    return true;
+}
+
+static bool read_ref(struct program *p, PyObject *o, const struct kernel *k, int i,
+                     struct ref *ref) {
+    const bool input = i < k->nin;
+    const struct slot *want = input ? &k->in[i] : &k->out[i - k->nin];
+    if (Py_TYPE(o) == p->slot_type) {
+        ref->kind = want->scalar ? REF_ARGUMENT : REF_VALUE;
+        ref->index = number_in(o, 0, p->nvalue);
+        if (ref->index < 0) return false;
+        if (!want->scalar && p->buffer_of[ref->index] < 0 && p->desc_of[ref->index] < 0)
+            p->desc_of[ref->index] = p->ndesc++;
+        if (!input) p->written[ref->index] = true;
+        return true;
+    }
+    if (!want->scalar) {
+        pydvm_fail(DVM_ERR_ARG, "Program: argument %d of a kernel is no value", i + 1);
+        return false;
+    }
+    if (Py_TYPE(o) == p->size_type) {
+        ref->kind = REF_SIZE;
+        ref->index = number_in(o, 0, p->nsize);
+        return ref->index >= 0;
+    }
+    ref->kind = REF_NUMBER;
+    return pydvm_number(o, want->dtype, &ref->num);
+}
+
+static bool read_run(struct program *p, struct step *s) {
+    if (Py_TYPE(s->fn) != pydvm.kernel) {
+        pydvm_fail(DVM_ERR_ARG, "Program: a step runs what is no kernel");
+        return false;
+    }
+    const struct kernel *k = (struct kernel *)s->fn;
+    s->nref = k->nin + k->nout;
+    if (PyTuple_Size(s->args) != s->nref) {
+        pydvm_fail(DVM_ERR_ARG, "Program: a kernel of %d arguments gets %zd", s->nref,
+                   PyTuple_Size(s->args));
+        return false;
+    }
+    if (s->nref > p->maxarg) p->maxarg = s->nref;
+    for (int i = 0; i < s->nref; i++)
+        if (!read_ref(p, PyTuple_GetItem(s->args, i), k, i, &s->ref[i])) return false;
+    return true;
+}
+
+/* (op, fn, args, kwargs or None, result, kept, drops) */
+static bool read_step(struct program *p, PyObject *o, struct step *s, int **drops,
+                      struct ref **refs) {
+    PyObject *fn, *args, *kwargs, *drop;
+    int op, kept;
+    if (!PyArg_ParseTuple(o, "iOO!OipO!", &op, &fn, &PyTuple_Type, &args, &kwargs, &s->result,
+                          &kept, &PyTuple_Type, &drop))
+        return false;
+    if (op < OP_RUN || op > OP_EMPTY || s->result < -1 || s->result >= p->nvalue ||
+        (s->result < 0 && (op == OP_EMPTY || kept))) {
+        pydvm_fail(DVM_ERR_ARG, "Program: a step is not well formed");
+        return false;
+    }
+    s->op = (uint8_t)op;
+    s->kept = kept;
+    s->fn = Py_NewRef(fn);
+    s->args = Py_NewRef(args);
+    s->kwargs = kwargs == Py_None ? NULL : Py_NewRef(kwargs);
+    s->ndrop = (int)PyTuple_Size(drop);
+    s->drop = *drops;
+    s->ref = *refs;
+    for (int i = 0; i < s->ndrop; i++)
+        if ((s->drop[i] = number_in(PyTuple_GetItem(drop, i), 0, p->nvalue)) < 0) return false;
+    if (op == OP_RUN && !read_run(p, s)) return false;
+    *drops += s->ndrop;
+    *refs += s->nref;
+    return true;
+}
+
+static bool read_steps(struct program *p, PyObject *steps) {
+    Py_ssize_t nref = 0;
+    for (int i = 0; i < p->nstep; i++) {
+        PyObject *s = item(steps, i);
+        PyObject *args = PyTuple_Check(s) && PyTuple_Size(s) == 7 ? PyTuple_GetItem(s, 2) : NULL;
+        if (args && PyTuple_Check(args)) nref += PyTuple_Size(args);
+    }
+    int *drops = table(p, p->nvalue, sizeof *drops); /* each value is dropped once at most */
+    struct ref *refs = table(p, nref, sizeof *refs);
+    p->step = table(p, p->nstep, sizeof *p->step);
+    if (!drops || !refs || !p->step) return false;
+    Py_ssize_t ndrop = 0;
+    for (int i = 0; i < p->nstep; i++) {
+        PyObject *s = item(steps, i);
+        if (PyTuple_Check(s) && PyTuple_Size(s) == 7 && PyTuple_Check(PyTuple_GetItem(s, 6)))
+            ndrop += PyTuple_Size(PyTuple_GetItem(s, 6));
+        if (ndrop > p->nvalue) {
+            pydvm_fail(DVM_ERR_ARG, "Program: values are dropped twice");
+            return false;
+        }
+        if (!read_step(p, s, &p->step[i], &drops, &refs)) return false;
+    }
+    return true;
+}
+
+/* (value, what, dim) */
+static bool read_sources(struct program *p, PyObject *sources) {
+    p->source = table(p, p->nsource, sizeof *p->source);
+    for (int i = 0; p->source && i < p->nsource; i++) {
+        struct source *s = &p->source[i];
+        int what;
+        if (!PyArg_ParseTuple(item(sources, i), "iii", &s->value, &what, &s->dim)) return false;
+        if (s->value < 0 || s->value >= p->ninput || what < 0 || what > 2 || s->dim < 0) {
+            pydvm_fail(DVM_ERR_ARG, "Program: size %d is not well formed", i);
+            return false;
+        }
+        s->what = (uint8_t)what;
+        if (what < 2 && p->desc_of[s->value] < 0) p->desc_of[s->value] = p->ndesc++;
+    }
+    return p->source != NULL;
+}
+
+static struct program *program_alloc(PyTypeObject *type) {
+    allocfunc alloc = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
+    return (struct program *)alloc(type, 0);
+}
+
+static PyObject *program_new(PyTypeObject *type, PyObject *args, PyObject *kw) {
+    static char *names[] = {"values", "inputs", "buffers",   "steps",     "sources", "nsize",
+                            "sizes",  "result", "slot_type", "size_type", "runtime", NULL};
+    struct program *p = program_alloc(type);
+    if (!p) return NULL;
+    PyObject *buffers, *steps, *sources, *sizes, *result, *slot, *size, *runtime;
+    if (!PyArg_ParseTupleAndKeywords(
+            args, kw, "iiO!O!O!iOOO!O!O!:Program", names, &p->nvalue, &p->ninput, &PyList_Type,
+            &buffers, &PyList_Type, &steps, &PyList_Type, &sources, &p->nsize, &sizes, &result,
+            &PyType_Type, &slot, &PyType_Type, &size, &PyTuple_Type, &runtime))
+        goto fail;
+    p->nbuffer = (int)PyList_Size(buffers);
+    p->nstep = (int)PyList_Size(steps);
+    p->nsource = (int)PyList_Size(sources);
+    if (p->ninput < 0 || p->nvalue < p->ninput || p->nsize < p->nsource ||
+        !PyArg_ParseTuple(runtime, "OOOO", &p->new_arena, &p->typed, &p->view, &p->empty)) {
+        if (!PyErr_Occurred()) pydvm_fail(DVM_ERR_ARG, "Program: counts do not fit");
+        p->new_arena = p->typed = p->view = p->empty = NULL;
+        goto fail;
+    }
+    Py_INCREF(p->new_arena);
+    Py_INCREF(p->typed);
+    Py_INCREF(p->view);
+    Py_INCREF(p->empty);
+    p->slot_type = (PyTypeObject *)Py_NewRef(slot);
+    p->size_type = (PyTypeObject *)Py_NewRef(size);
+    p->sizes = Py_NewRef(sizes);
+    p->result = Py_NewRef(result);
+    p->buffer_of = table(p, p->nvalue, sizeof(int));
+    p->desc_of = table(p, p->nvalue, sizeof(int));
+    p->written = table(p, p->nvalue, sizeof(bool));
+    p->buffer = table(p, p->nbuffer, sizeof *p->buffer);
+    if (!p->buffer_of || !p->desc_of || !p->written || !p->buffer) goto fail;
+    for (int i = 0; i < p->nvalue; i++) p->buffer_of[i] = p->desc_of[i] = -1;
+    for (int i = 0; i < p->nbuffer; i++)
+        if (!read_buffer(p, item(buffers, i), i)) goto fail;
+    if (!read_sources(p, sources) || !read_steps(p, steps)) goto fail;
+    return (PyObject *)p;
+fail:
+    Py_DECREF((PyObject *)p);
+    return NULL;
+}
+
+/* Steps call functions whose globals hold the program. */
+static int program_traverse(PyObject *o, visitproc visit, void *arg) {
+    struct program *p = (struct program *)o;
+    Py_VISIT(Py_TYPE(o));
+    for (int i = 0; p->step && i < p->nstep; i++) {
+        Py_VISIT(p->step[i].fn);
+        Py_VISIT(p->step[i].args);
+        Py_VISIT(p->step[i].kwargs);
+    }
+    for (const struct record *r = p->records; r; r = r->next)
+        for (int i = 0; i < p->nvalue; i++) Py_VISIT(r->kept[i]);
+    Py_VISIT(p->result);
+    Py_VISIT(p->sizes);
+    Py_VISIT(p->new_arena);
+    Py_VISIT(p->typed);
+    Py_VISIT(p->view);
+    Py_VISIT(p->empty);
+    return 0;
+}
+
+static int program_clear(PyObject *o) {
+    struct program *p = (struct program *)o;
+    for (struct record *r = p->records, *next; r; r = next) {
+        next = r->next;
+        record_free(p, r);
+    }
+    p->records = NULL;
+    const int n = p->step ? p->nstep : 0;
+    p->nstep = 0; /* a cleared program does nothing */
+    for (int i = 0; i < n; i++) {
+        Py_CLEAR(p->step[i].fn);
+        Py_CLEAR(p->step[i].args);
+        Py_CLEAR(p->step[i].kwargs);
+    }
+    Py_CLEAR(p->result);
+    Py_CLEAR(p->sizes);
+    Py_CLEAR(p->new_arena);
+    Py_CLEAR(p->typed);
+    Py_CLEAR(p->view);
+    Py_CLEAR(p->empty);
+    return 0;
+}
+
+static void program_dealloc(PyObject *o) {
+    struct program *p = (struct program *)o;
+    PyTypeObject *type = Py_TYPE(o);
+    PyObject_GC_UnTrack(o);
+    program_clear(o);
+    Py_XDECREF((PyObject *)p->slot_type);
+    Py_XDECREF((PyObject *)p->size_type);
+    for (int i = 0; i < p->ntable; i++) PyMem_Free(p->tables[i]);
+    PyMem_Free(p->spare);
+    freefunc dealloc = (freefunc)PyType_GetSlot(type, Py_tp_free);
+    dealloc(o);
+    Py_DECREF(type);
+}
+
+static PyObject *program_stats(PyObject *o, PyObject *unused) {
+    (void)unused;
+    const struct program *p = (struct program *)o;
+    int runs = 0, calls = 0, n = 0;
+    for (int i = 0; i < p->nstep; i++) {
+        runs += p->step[i].op == OP_RUN;
+        calls += p->step[i].op == OP_CALL;
+    }
+    for (const struct record *r = p->records; r; r = r->next) n++;
+    return Py_BuildValue("{sisisisisLsL}", "runs", runs, "calls", calls, "buffers", p->nbuffer,
+                         "records", n, "planned_bytes", (long long)p->planned, "naive_bytes",
+                         (long long)p->naive);
+}
+
+static PyMethodDef program_methods[] = {
+    {"run", program_run, METH_O,
+     "run(list of arguments): the results; the list is emptied, so that arguments can go early."},
+    {"stats", program_stats, METH_NOARGS,
+     "stats(): steps, and the bytes of the newest shape's arena against one buffer each."},
+    {0},
+};
+static PyType_Slot program_slots[] = {
+    {Py_tp_new, program_new},
+    {Py_tp_dealloc, program_dealloc},
+    {Py_tp_traverse, program_traverse},
+    {Py_tp_clear, program_clear},
+    {Py_tp_methods, program_methods},
+    {Py_tp_doc, "A whole graph as one sequence of steps; dvm.torch.program records it."},
+    {0},
+};
+PyType_Spec pydvm_program_spec = {"_dvm.Program", sizeof(struct program), 0,
+                                  Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, program_slots};
