@@ -47,6 +47,7 @@ struct buffer {
 struct step {
     uint8_t op;
     bool kept;       /* the result of a CALL belongs to the record */
+    bool fixed;      /* so do all its arguments */
     int result;      /* value, or -1 */
     int ndrop, nref; /* drop, ref: slices of the program's tables */
     int *drop;       /* objects that are not needed after this step */
@@ -68,9 +69,9 @@ struct record {
     int64_t *dims; /* behind arg */
     size_t *offset;
     size_t planned, naive;
-    uint64_t serial;   /* arena that `kept` and the addresses in `arg` belong to */
-    PyObject **kept;   /* by value */
-    PyObject **shapes; /* by step: arguments of EMPTY */
+    uint64_t serial;           /* arena that `kept` and the addresses in `arg` belong to */
+    PyObject **kept;           /* by value */
+    PyObject **args, **kwargs; /* by step: of EMPTY, and of a CALL when they are fixed */
 };
 
 /* What kernels need to know of an object. */
@@ -168,12 +169,15 @@ PyObject *pydvm_release_arenas(PyObject *self, PyObject *unused) {
 
 static void drop_kept(const struct program *p, struct record *r) {
     for (int i = 0; i < p->nvalue; i++) Py_CLEAR(r->kept[i]);
+    for (int i = 0; i < p->nstep; i++) {
+        Py_CLEAR(r->args[i]);
+        Py_CLEAR(r->kwargs[i]);
+    }
 }
 
 static void record_free(const struct program *p, struct record *r) {
     if (!r) return;
-    if (r->kept) drop_kept(p, r);
-    for (int i = 0; r->shapes && i < p->nstep; i++) Py_XDECREF(r->shapes[i]);
+    drop_kept(p, r);
     PyMem_Free(r);
 }
 
@@ -187,7 +191,7 @@ static struct record *record_alloc(const struct program *p) {
     const size_t nb = (size_t)p->nbuffer, nv = (size_t)p->nvalue, ns = (size_t)p->nstep;
     const size_t total = sizeof(struct record) + (size_t)p->nsize * 8 + nb * sizeof(dvm_arg) +
                          nb * 2 * DVM_MAX_RANK * 8 + nb * sizeof(size_t) +
-                         (nv + ns) * sizeof(PyObject *) + 7 * 16;
+                         (nv + 2 * ns) * sizeof(PyObject *) + 8 * 16;
     char *block = PyMem_Calloc(1, total), *at = block;
     if (!block) return (struct record *)PyErr_NoMemory();
     struct record *r = cut(&at, 1, sizeof *r);
@@ -196,7 +200,8 @@ static struct record *record_alloc(const struct program *p) {
     r->dims = cut(&at, nb * 2 * DVM_MAX_RANK, 8);
     r->offset = cut(&at, nb, sizeof(size_t));
     r->kept = cut(&at, nv, sizeof(PyObject *));
-    r->shapes = cut(&at, ns, sizeof(PyObject *));
+    r->args = cut(&at, ns, sizeof(PyObject *));
+    r->kwargs = cut(&at, ns, sizeof(PyObject *));
     return r;
 }
 
@@ -466,11 +471,16 @@ static PyObject *filled_dict(struct call *c, PyObject *t) {
 
 static bool step_call(struct call *c, const struct step *s) {
     if (s->kept && c->r->kept[s->result]) return true;
-    PyObject *args = filled(c, s->args), *kwargs = NULL, *out = NULL;
-    if (args && (!s->kwargs || (kwargs = filled_dict(c, s->kwargs))))
-        out = PyObject_Call(s->fn, args, kwargs);
-    Py_XDECREF(args);
-    Py_XDECREF(kwargs);
+    PyObject *none[2] = {0}, **args = none, **kwargs = none + 1, *out = NULL;
+    if (s->fixed) {
+        args = &c->r->args[s - c->p->step];
+        kwargs = &c->r->kwargs[s - c->p->step];
+    }
+    if (!*args) *args = filled(c, s->args);
+    if (*args && s->kwargs && !*kwargs) *kwargs = filled_dict(c, s->kwargs);
+    if (*args && (!s->kwargs || *kwargs)) out = PyObject_Call(s->fn, *args, *kwargs);
+    Py_XDECREF(none[0]);
+    Py_XDECREF(none[1]);
     if (!out) return false;
     if (s->result < 0)
         Py_DECREF(out);
@@ -482,7 +492,7 @@ static bool step_call(struct call *c, const struct step *s) {
 }
 
 static bool step_empty(struct call *c, const struct step *s) {
-    PyObject **args = &c->r->shapes[s - c->p->step];
+    PyObject **args = &c->r->args[s - c->p->step];
     if (!*args && !(*args = filled(c, s->args))) return false;
     return (c->f->obj[s->result] = PyObject_CallObject(c->p->empty, *args)) != NULL;
 }
@@ -714,21 +724,22 @@ static bool read_run(struct program *p, struct step *s) {
     return true;
 }
 
-/* (op, fn, args, kwargs or None, result, kept, drops) */
+/* (op, fn, args, kwargs or None, result, fixed: 1 arguments, 2 the result too, drops) */
 static bool read_step(struct program *p, PyObject *o, struct step *s, int **drops,
                       struct ref **refs) {
     PyObject *fn, *args, *kwargs, *drop;
-    int op, kept;
-    if (!PyArg_ParseTuple(o, "iOO!OipO!", &op, &fn, &PyTuple_Type, &args, &kwargs, &s->result,
-                          &kept, &PyTuple_Type, &drop))
+    int op, fixed;
+    if (!PyArg_ParseTuple(o, "iOO!OiiO!", &op, &fn, &PyTuple_Type, &args, &kwargs, &s->result,
+                          &fixed, &PyTuple_Type, &drop))
         return false;
-    if (op < OP_RUN || op > OP_EMPTY || s->result < -1 || s->result >= p->nvalue ||
-        (s->result < 0 && (op == OP_EMPTY || kept))) {
+    if (op < OP_RUN || op > OP_EMPTY || s->result < -1 || s->result >= p->nvalue || fixed < 0 ||
+        fixed > 2 || (s->result < 0 && (op == OP_EMPTY || fixed == 2))) {
         pydvm_fail(DVM_ERR_ARG, "Program: a step is not well formed");
         return false;
     }
     s->op = (uint8_t)op;
-    s->kept = kept;
+    s->fixed = fixed > 0;
+    s->kept = fixed == 2;
     s->fn = Py_NewRef(fn);
     s->args = Py_NewRef(args);
     s->kwargs = kwargs == Py_None ? NULL : Py_NewRef(kwargs);

@@ -131,7 +131,7 @@ class _Writer:
         self.kinds = self.part.kinds
         self.statements: list[Statement] = []
         self.ready: set[Node] = set()
-        self.locals: dict[Node, str] = {}  # constants as values of the program
+        self.locals: dict[str, str] = {}  # constants as values of the program
         # Option `check` runs kernels' nodes again, so it needs the arguments as they were.
         self.direct: dict[Node, Direct] = {}
         if not self.options.check:
@@ -369,10 +369,10 @@ class _Writer:
             known = self._constant(value, f"{self.prefix}{node.name}")
             if not self.recorded or not isinstance(value, torch.Tensor):
                 return known
-            if node not in self.locals:
-                self.locals[node] = f"{node.name}_"
+            if known not in self.locals:
+                self.locals[known] = f"{node.name}_"
                 self.statements.append(Statement(f"{node.name}_ = p.constant({known})"))
-            return self.locals[node]
+            return self.locals[known]
         kind = self.kinds[node]
         if kind is Kind.SIZE:
             val = node.meta["val"]

@@ -55,6 +55,7 @@ class _Step(NamedTuple):
     kwargs: dict | None = None
     result: int = -1
     view: bool = False
+    opaque: bool = False
 
 
 class _Empty(NamedTuple):
@@ -159,7 +160,9 @@ class Recorder:
     def opaque(self, fn: Callable, *args: Any, **kwargs: Any) -> Slot:
         """An operator that may keep its operands."""
         self._kept |= set(_slots((args, kwargs)))
-        return self._called(fn, args, kwargs)
+        slot = self._called(fn, args, kwargs)
+        self._steps[-1] = self._steps[-1]._replace(opaque=True)
+        return slot
 
     def _called(
         self, fn: Callable, args: tuple, kwargs: dict, shares: bool = False, view: bool = False
