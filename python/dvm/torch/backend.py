@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import functools
 import itertools
+import threading
 import time
 import weakref
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any
 from weakref import WeakValueDictionary
@@ -166,10 +167,15 @@ def build(
         if options.check:
             for k in program.kernels:
                 namespace[k.name + "_check"] = _reference(k)
+        kernel = None
         try:
-            exec(compile(program.source(), f"<dvm {name}>", "exec"), namespace)
+            line = _execute(program.header, 0, name, namespace)
+            for kernel in program.kernels:
+                line = _load(kernel, line, name, namespace)
+            kernel = None
+            for text in program.calls:
+                line = _execute(text, line, name, namespace)
         except dvm.Error as error:
-            kernel = next((k for k in program.kernels if k.name not in namespace), None)
             if kernel is None:
                 raise
             stats.log.warning("%s: the engine refuses %s: %s", name, kernel.name, error)
@@ -179,6 +185,47 @@ def build(
             rescue = Rescue(k.name, _reference(k), len(k.outputs), k.in_place, rescued)
             namespace[k.name].run.__self__.set_rescue(rescue)
         return program, namespace["call"]
+
+
+# Kernels by their text, the newest last: equal layers and graphs compiled again build nothing.
+KEPT_KERNELS = 512
+_kernels: OrderedDict[tuple[str, bool], Any] = OrderedDict()
+_kernels_lock = threading.Lock()
+_built = 0
+
+
+def kernels_built() -> int:
+    """Kernel objects built so far in this process."""
+    return _built
+
+
+def _load(kernel: KernelText, line: int, name: str, namespace: dict) -> int:
+    """The kernel in the namespace: one of the same text, or a new one.
+
+    Returns the line behind it.
+    """
+    global _built
+    key = (kernel.source, kernel.in_place)
+    with _kernels_lock:
+        known = _kernels.get(key)
+        if known is not None:
+            _kernels.move_to_end(key)
+    if known is not None:
+        namespace[kernel.name] = known
+        return line + kernel.source.count("\n") + 2
+    line = _execute(kernel.source, line, name, namespace)
+    with _kernels_lock:
+        _built += 1
+        _kernels[key] = namespace[kernel.name]
+        while len(_kernels) > KEPT_KERNELS:
+            _kernels.popitem(last=False)
+    return line
+
+
+def _execute(text: str, line: int, name: str, namespace: dict) -> int:
+    """Runs a part of the program's text that begins behind `line`; returns the line behind it."""
+    exec(compile("\n" * line + text, f"<dvm {name}>", "exec"), namespace)
+    return line + text.count("\n") + 2
 
 
 def _reference(kernel: KernelText) -> Callable:
