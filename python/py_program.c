@@ -575,16 +575,6 @@ static int64_t key_number(struct call *c, const struct source *s) {
     return value;
 }
 
-static bool take_arguments(struct call *c, PyObject *args) {
-    const int n = c->p->ninput;
-    if (!PyList_Check(args) || PyList_Size(args) != n) {
-        pydvm_fail(DVM_ERR_ARG, "a compiled graph takes a list of %d arguments", n);
-        return false;
-    }
-    for (int i = 0; i < n; i++) c->f->obj[i] = Py_NewRef(PyList_GetItem(args, i));
-    return PyList_SetSlice(args, 0, n, NULL) == 0;
-}
-
 static bool find_record(struct call *c) {
     int64_t few[64], *key = few;
     const int n = c->p->nsource;
@@ -605,12 +595,11 @@ static bool find_arena(struct call *c) {
     return true;
 }
 
-static PyObject *program_run(PyObject *o, PyObject *args) {
-    struct program *p = (struct program *)o;
-    struct call c = {.p = p, .f = frame_take(p)};
-    if (!c.f) return NULL;
+/* Takes over the arguments in f->obj, and the frame. */
+static PyObject *run_frame(struct program *p, struct frame *f) {
+    struct call c = {.p = p, .f = f};
     PyObject *out = NULL;
-    bool ok = take_arguments(&c, args) && find_record(&c) && find_arena(&c);
+    bool ok = find_record(&c) && find_arena(&c);
     for (int i = 0; ok && i < p->nstep; i++) {
         const struct step *s = &p->step[i];
         switch (s->op) {
@@ -625,6 +614,31 @@ static PyObject *program_run(PyObject *o, PyObject *args) {
     if (c.r) record_done(p, c.r);
     if (c.arena) arena_give(c.arena);
     return out;
+}
+
+static PyObject *wrong_number(const struct program *p) {
+    return pydvm_fail(DVM_ERR_ARG, "a compiled graph takes a list of %d arguments", p->ninput);
+}
+
+static PyObject *program_run(PyObject *o, PyObject *args) {
+    struct program *p = (struct program *)o;
+    const int n = p->ninput;
+    if (!PyList_Check(args) || PyList_Size(args) != n) return wrong_number(p);
+    struct frame *f = frame_take(p);
+    if (!f) return NULL;
+    for (int i = 0; i < n; i++) f->obj[i] = Py_NewRef(PyList_GetItem(args, i));
+    if (PyList_SetSlice(args, 0, n, NULL) == 0) return run_frame(p, f);
+    frame_give(p, f);
+    return NULL;
+}
+
+static PyObject *program_call(PyObject *o, PyObject *const *args, Py_ssize_t n) {
+    struct program *p = (struct program *)o;
+    if (n != p->ninput) return wrong_number(p);
+    struct frame *f = frame_take(p);
+    if (!f) return NULL;
+    for (Py_ssize_t i = 0; i < n; i++) f->obj[i] = Py_NewRef(args[i]);
+    return run_frame(p, f);
 }
 
 /* ---- construction: the tables that dvm.torch.program writes ---- */
@@ -918,6 +932,8 @@ static PyObject *program_stats(PyObject *o, PyObject *unused) {
 static PyMethodDef program_methods[] = {
     {"run", program_run, METH_O,
      "run(list of arguments): the results; the list is emptied, so that arguments can go early."},
+    {"call", (PyCFunction)(void (*)(void))program_call, METH_FASTCALL,
+     "call(*arguments): the results."},
     {"stats", program_stats, METH_NOARGS,
      "stats(): steps, and the bytes of the newest shape's arena against one buffer each."},
     {0},

@@ -21,10 +21,11 @@ from weakref import WeakValueDictionary
 
 import _dvm
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import GraphModule, Node
 
 from . import debug, decomp, stats
-from .codegen import Program, generate
+from .codegen import HEADER, Program, generate
 from .kernel_text import KernelText
 from .options import OptionError, Options, parse_options
 
@@ -86,24 +87,79 @@ def _autograd(gm: GraphModule, example_inputs: Sequence[Any], options: Options) 
             gm, example_inputs, functools.partial(_autograd, options=options)
         )
 
+    inference: list[tuple[GraphModule, Callable]] = []
+
     def compiler(kind: str) -> Callable:
         return functools.partial(compile_graph, kind=kind, options=options)
+
+    def infer(graph: GraphModule, inputs: Sequence[Any]) -> Callable:
+        call = compiler("inference")(graph, inputs)
+        inference.append((graph, call))
+        return call
 
     def backward(bw: GraphModule, inputs: Sequence[Any]) -> Callable:
         compiled = disable(compiler("backward"), reason="backend dvm")(bw, inputs)
         return disable(compiled, reason="generated code")
 
     counters["aot_autograd"]["total"] += 1
-    return aot_module_simplified(
+    forward = aot_module_simplified(
         gm,
         example_inputs,
         fw_compiler=compiler("forward"),
         bw_compiler=backward,
-        inference_compiler=compiler("inference"),
+        inference_compiler=infer,
         partition_fn=min_cut_rematerialization_partition,
         decompositions=decomp.table(),
         keep_inference_input_mutations=True,
     )
+    if len(inference) == 1 and _needs_no_wrapper(gm, *inference[0], example_inputs):
+        return _program(inference[0][1]).call
+    return forward
+
+
+def _program(call: Callable) -> Any:
+    """The program behind a call function, None when it is of the Python form."""
+    run = getattr(call, "__globals__", {}).get("run")
+    return None if run is None else run.__self__
+
+
+PLAIN = (torch.Tensor, torch.nn.Parameter, FakeTensor, int, torch.SymInt)
+
+
+def _needs_no_wrapper(
+    gm: GraphModule, graph: GraphModule, call: Callable, inputs: Sequence[Any]
+) -> bool:
+    """Whether what AOTAutograd returns is its inference graph in a wrapper that changes nothing.
+
+    The wrapper (3 us a call) switches gradients and autocast off for the operators of torch, and
+    repairs outputs that alias, arguments that were changed and tensor subclasses. A graph of
+    kernels alone with none of these does without. Anything unknown keeps the wrapper.
+    """
+    program = _program(call)
+    if program is None or program.stats()["calls"]:
+        return False
+    outputs = graph.graph.output_node().args[0]
+    placeholders = graph.graph.find_nodes(op="placeholder")
+    plain = all(type(x) in PLAIN for x in inputs)
+    owned = any(True for _ in (*gm.parameters(), *gm.buffers()))
+    if not plain or owned or len(placeholders) != len(inputs):
+        return False
+    try:
+        from torch._functorch._aot_autograd.schemas import OutputType
+
+        meta = torch._guards.TracingContext.get().fw_metadata
+        return (
+            meta.num_outputs_aliased == 0
+            and len(meta.output_info) == len(outputs)
+            and all(o.output_type is OutputType.non_alias for o in meta.output_info)
+            and not any(i.mutates_data or i.mutates_metadata for i in meta.input_info)
+            and not meta.dynamic_outputs
+            and meta.grad_enabled_mutation is None
+            and not meta.tokens
+            and all(type(o).__name__ == "PlainTensorMeta" for o in meta.subclass_fw_graph_out_meta)
+        )
+    except (AttributeError, ImportError):
+        return False
 
 
 def compile_graph(
@@ -213,10 +269,14 @@ def _load(kernel: KernelText, line: int, name: str, namespace: dict) -> int:
     if known is not None:
         namespace[kernel.name] = known
         return line + kernel.source.count("\n") + 2
-    line = _execute(kernel.source, line, name, namespace)
+    # In globals of its own: the kernel outlives the program, whose constants are in the namespace.
+    own: dict[str, Any] = {}
+    _execute(HEADER, 0, name, own)
+    line = _execute(kernel.source, line, name, own)
+    known = namespace[kernel.name] = own.pop(kernel.name)
     with _kernels_lock:
         _built += 1
-        _kernels[key] = namespace[kernel.name]
+        _kernels[key] = known
         while len(_kernels) > KEPT_KERNELS:
             _kernels.popitem(last=False)
     return line
