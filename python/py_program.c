@@ -436,7 +436,7 @@ static const dvm_arg *describe(struct call *c, int value) {
     d->t.family = FAMILY_NONE;
     d->known = true;
     PyObject *o = object_of(c, value);
-    if (o && pydvm_tensor(o, &any, c->p->written[value], value + 1, &d->t)) return &d->arg;
+    if (o && pydvm_tensor(o, &any, c->p->written[value], value, &d->t)) return &d->arg;
     pydvm_tensor_done(&d->t);
     d->known = false;
     return NULL;
