@@ -135,10 +135,10 @@ static int emit_number(struct planner *p, struct sb *b, const struct pnode *n) {
 
 /* ---- memory operands ---------------------------------------------------------------------------------- */
 
-/* Buffer that holds root n (a reduction, cut or concat of an earlier kernel); made when first asked for. */
-static int32_t home_of(struct planner *p, uint32_t n) {
+int32_t dvm_plan_home(struct planner *p, uint32_t n) {
     struct pnode *x = &p->node.p[n];
     if (x->home >= 0) return x->home;
+    if (p->below + p->depth > MAX_DEPTH) return stop_at(p, STOP_EARLY, n);
     struct buffer *bf = PUSH(p, p->buffer);
     struct root *r = PUSH(p, p->root);
     if (!bf || !r) return -1;
@@ -149,7 +149,7 @@ static int32_t home_of(struct planner *p, uint32_t n) {
     bf->dtype = ws_dtype[dvm_vt_of(x->dtype)];
     if (x->op == DVM_OP_CAST && is_half(x->dtype))
         bf->dtype = x->dtype; /* rounded: nothing is lost */
-    bf->first = x->group;
+    bf->first = bf->last = x->group;
     int64_t step = 1;
     for (int j = s->rank - 1; j >= 0; j--) {
         bf->stride[j] = step;
@@ -167,12 +167,15 @@ static int32_t home_of(struct planner *p, uint32_t n) {
     memcpy(r->stride, bf->stride, sizeof r->stride);
     x->home = id;
     enum stop before = p->stop;
-    int depth = p->depth;
-    if (!dvm_plan_emit_root(p, p->group.p[x->group], r)) {
+    const int depth = p->depth;
+    p->below += depth;
+    const bool done = dvm_plan_emit_root(p, p->group.p[x->group], r);
+    p->below -= depth;
+    p->depth = depth;
+    if (!done) {
         if (!p->blame) p->blame = n;
         return -1;
     }
-    p->depth = depth;
     p->stop = before;
     return id;
 }
@@ -250,7 +253,7 @@ static struct popnd *memory(struct planner *p, struct sb *b, uint32_t n, const s
         stop_at(p, root ? STOP_GROUP : STOP_MAT, n);
         return NULL;
     }
-    int32_t h = home_of(p, n);
+    int32_t h = dvm_plan_home(p, n);
     if (h < 0) return NULL;
     struct buffer *bf = &p->buffer.p[h];
     struct popnd *o = new_opnd(p, b, bf->src, bf->index, bf->dtype, role);
@@ -261,7 +264,8 @@ static struct popnd *memory(struct planner *p, struct sb *b, uint32_t n, const s
     return o;
 }
 
-static int emit_memory(struct planner *p, struct sb *b, uint32_t n, const struct view *v) {
+DVM_NOINLINE static int emit_memory(struct planner *p, struct sb *b, uint32_t n,
+                                    const struct view *v) {
     struct popnd *o = memory(p, b, n, v, DVM_ROLE_LOAD);
     if (!o) return -1;
     return put(p, b, DVM_BC_LOAD, dvm_vt_of(p->node.p[n].dtype), (int)(o - b->opnd.p), 0, 0);
@@ -287,7 +291,8 @@ static struct popnd *gathered(struct planner *p, struct sb *b, uint32_t n, const
 }
 
 /* Maps of source and index of a gather whose result is seen through v. The gathered axis becomes row naxes. */
-static int emit_gather(struct planner *p, struct sb *b, uint32_t n, const struct view *v) {
+DVM_NOINLINE static int emit_gather(struct planner *p, struct sb *b, uint32_t n,
+                                    const struct view *v) {
     const struct pnode x = p->node.p[n];
     struct group *g = b->g;
     const struct dvm_shape ss = *shape_of(p, x.in[0]), is = *shape_of(p, x.in[1]),
@@ -433,7 +438,8 @@ static int round_strict(struct planner *p, struct sb *b, const struct pnode *x, 
     return put(p, b, DVM_BC_RND, DVM_VT_F32, value, x->dtype, 0);
 }
 
-static int emit_red(struct planner *p, struct sb *b, uint32_t n, const struct view *v) {
+DVM_NOINLINE static int emit_red(struct planner *p, struct sb *b, uint32_t n,
+                                 const struct view *v) {
     struct pnode *x = &p->node.p[n];
     if (x->group != b->g->index) return round_strict(p, b, x, emit_memory(p, b, n, v));
     struct outer *o = find_outer(b->g, n, NULL);

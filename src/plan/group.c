@@ -182,7 +182,7 @@ static bool place(struct planner *p, struct root r) {
         n->need = g->index;
         if (n->op == DVM_OP_CUMSUM) g->scan = true;
     }
-    if (r.kind == ROOT_MAT) return true;
+    if (r.kind == ROOT_MAT) return !n->early || dvm_plan_home(p, r.node) >= 0;
     struct root *q = PUSH(p, p->root);
     if (!q) return no_memory(p);
     *q = r;
@@ -368,6 +368,7 @@ static void reset(struct planner *p) {
     p->buffer.n = p->root.n = p->group.n = p->param.n = 0;
     p->stop = STOP_NONE;
     p->blame = 0;
+    p->below = p->depth = 0;
     for (uint32_t i = 1; i < p->node.n; i++) {
         struct pnode *n = &p->node.p[i];
         n->group = NO_GROUP;
@@ -385,6 +386,7 @@ static dvm_status learn(struct planner *p, uint32_t user) {
             DVM_FAIL(INTERNAL, "planner cannot place %s (%%%u)", dvm_op_table[n->op].text, n->gref);
         n->mat = n->mat ? MAT_FAR : MAT_NEAR;
         return DVM_OK;
+    case STOP_EARLY: n->early = 1; return DVM_OK;
     case STOP_GROUP: {
         struct root *r = NULL;
         if (p->blame) { /* a value kept for others does not fit where it was put */

@@ -8,7 +8,11 @@
 #include "plan/make.h"
 #include "plan/plan.h"
 
-enum { NO_GROUP = -1, MAX_PASS = 8, MAX_DEPTH = 1000, HEAVY = 32 };
+enum { NO_GROUP = -1, MAX_PASS = 8, HEAVY = 32 };
+
+/* Values are emitted by recursion, with 0.7 KB of stack a value, 2 KB a gather. A root is cut at this depth, and a root emitted
+ * while another is under way starts in the first half: at most twice as many values are open, whatever the graph. */
+enum { MAX_DEPTH = 500 };
 
 /* MAT_NEAR: users in the same kernel compute the value in place; MAT_FAR: every user reads memory. */
 enum { MAT_NEAR = 1, MAT_FAR = 2 };
@@ -21,6 +25,7 @@ struct pnode {
     uint8_t mat;    /* MAT_*: computed as a root of its own and read back by later kernels */
     uint8_t second; /* RED: joins the row results of a reduction over inner and outer axes */
     uint8_t alone;  /* RED: shares a kernel with reductions like it only */
+    uint8_t early;  /* kept value that is emitted when it is placed, not when it is asked for */
     uint8_t direct; /* CONCAT: written straight to output `at` of its only user */
     uint8_t pass;   /* first pass in which the value exists, in group `need` */
     int32_t shape;  /* in shapes */
@@ -157,7 +162,7 @@ struct group {
 };
 
 /* Why emission stopped; the planner changes its mind and starts again. */
-enum stop { STOP_NONE, STOP_MAT, STOP_GROUP, STOP_SPLIT, STOP_ERROR };
+enum stop { STOP_NONE, STOP_MAT, STOP_GROUP, STOP_SPLIT, STOP_EARLY, STOP_ERROR };
 
 struct planner {
     const struct dvm_graph *g;
@@ -179,7 +184,8 @@ struct planner {
     int32_t split_axis, split_group;
     int64_t split_at;
     dvm_status st;
-    int depth;
+    int depth; /* values open in the root under way */
+    int below; /* and in the roots that wait for it */
     uint32_t cur_root;
 };
 
@@ -194,6 +200,8 @@ dvm_status dvm_plan_nodes(struct planner *p);                         /* nodes.c
 dvm_status dvm_plan_args(struct planner *p);                          /* args.c */
 int32_t dvm_plan_shape(struct planner *p, const struct dvm_shape *s); /* interned */
 dvm_status dvm_plan_groups(struct planner *p);                        /* group.c */
+/* Buffer that holds root n (a reduction, cut or concat of an earlier kernel), made when first asked for; -1: stopped. */
+int32_t dvm_plan_home(struct planner *p, uint32_t n);
 bool dvm_plan_emit_root(struct planner *p, struct group *g,
                         struct root *r); /* emit.c: false: p->stop says why */
 /* Merges and orders the axes of every kernel; p->stop set when a kernel cannot have one strip axis. */

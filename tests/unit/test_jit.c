@@ -30,7 +30,7 @@ enum { MAX_OPND = 40, MAX_INS = 400, PAGE = 4096, REGION = 4 << 20 };
 static const struct dvm_mem mem = {dvm_mem_system, NULL};
 static struct dvm_dev ref;
 
-static uint64_t rng;
+static _Thread_local uint64_t rng;
 static uint64_t next(void) {
     uint64_t z = rng += UINT64_C(0x9e3779b97f4a7c15);
     z = (z ^ (z >> 30)) * UINT64_C(0xbf58476d1ce4e5b9);
