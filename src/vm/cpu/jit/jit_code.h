@@ -34,7 +34,8 @@ struct dvm_jit_code {
 };
 
 enum {
-    J_STAGE_BYTES = 16 << 10, /* of one staged operand */
+    J_STAGE_BYTES = 16 << 10, /* of one staged operand, at least */
+    J_STAGE_SIDE = 256,       /* bytes of a side of a turned tile: four lines of memory in each direction */
     J_FETCH_BYTES = 8 << 20,  /* turned matrices from here on are not in the near caches */
     J_BAND_BYTES = 8 << 10,   /* accumulators of columns between bands */
     J_BAND_ROWS = 8,

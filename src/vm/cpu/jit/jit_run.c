@@ -63,7 +63,9 @@ static bool any_staged(const struct dvm_jit_code *c, const args *a) {
 
 size_t dvm_jit_stage_bytes(int mode, int dtype) {
     size_t size = dvm_dtype_size((dvm_dtype)dtype);
-    return mode == DVM_MODE_ROW ? J_STAGE_ROWS * DVM_TREE_BLOCK * size : J_STAGE_BYTES;
+    if (mode == DVM_MODE_ROW) return J_STAGE_ROWS * DVM_TREE_BLOCK * size;
+    size_t turned = J_STAGE_SIDE * J_STAGE_SIDE / size;
+    return mode == DVM_MODE_MAP ? DVM_MAX(J_STAGE_BYTES, turned) : J_STAGE_BYTES;
 }
 
 static void stage_in(const struct dvm_jit_code *c, struct dvm_opnd_arg *p, int o, char *to,
@@ -92,6 +94,28 @@ static void stage_out(const struct dvm_jit_code *c, const args *a, const char *f
         dvm_jit_scatter(to, p->rs, p->cs, from, rows, cols, size_of(c, o));
 }
 
+/* Columns to do before the outputs are aligned for non-temporal stores; -1: they cannot all be. */
+static int64_t columns_to_aligned(const struct dvm_jit_code *c, const args *a) {
+    const struct dvm_strip *s = &c->c.strip;
+    int64_t peel = -1;
+    for (int o = 0; o < s->nopnd; o++) {
+        if (s->opnd[o].role != DVM_ROLE_STORE) continue;
+        int size = size_of(c, o), unit = DVM_MIN(c->width * size, c->width * 4);
+        int64_t off = (int64_t)((uintptr_t)a->opnd[o].ptr & (uintptr_t)(unit - 1));
+        if (peel < 0) peel = off % size ? -1 : (unit - off) % unit / size;
+        if (peel < 0 || (off + peel * size) % unit || (a->m > 1 && (peel || a->opnd[o].rs % unit)))
+            return -1;
+    }
+    return peel;
+}
+
+/* Stores past the caches: of a tile, when none of them goes to a buffer first. */
+static bool streams(const struct dvm_jit_code *c, const args *a, const args *tile) {
+    for (int o = 0; a->stream && o < c->c.strip.nopnd; o++)
+        if (c->c.strip.opnd[o].role == DVM_ROLE_STORE && staged(c, a, o)) return false;
+    return a->stream && c->stream && columns_to_aligned(c, tile) == 0;
+}
+
 /* Runs a tile, already small enough. */
 static void run_staged(const struct dvm_jit_code *c, const args *a, int64_t i, int64_t j,
                        int64_t rows, int64_t cols) {
@@ -106,7 +130,10 @@ static void run_staged(const struct dvm_jit_code *c, const args *a, int64_t i, i
         if (staged(c, a, o)) stage_in(c, &opnd[o], o, buffer, rows, cols);
         buffer += dvm_jit_stage_bytes(s->mode, s->opnd[o].dtype);
     }
-    call(c, &tile, j);
+    if (streams(c, a, &tile))
+        c->fn(&tile, 1);
+    else
+        call(c, &tile, j);
     for (int o = 0; o < s->nopnd; o++)
         if (staged(c, a, o)) stage_out(c, a, opnd[o].ptr, o, i, j, rows, cols);
 }
@@ -118,12 +145,12 @@ static bool turned(const struct dvm_jit_code *c, const args *a) {
     return false;
 }
 
-/* Elements of a tile: all that the largest element leaves room for. */
-static int64_t tile_elements(const struct dvm_jit_code *c, const args *a) {
+/* Bytes of the largest staged element: of a tile all operands have room for as many. */
+static int staged_size(const struct dvm_jit_code *c, const args *a) {
     int size = 1;
     for (int o = 0; o < c->c.strip.nopnd; o++)
         if (staged(c, a, o)) size = DVM_MAX(size, size_of(c, o));
-    return J_STAGE_BYTES / size;
+    return size;
 }
 
 /* Lines of turned operands of the tile that starts at row i, column j: they are far apart, so that nothing else
@@ -141,8 +168,11 @@ static void fetch_ahead(const struct dvm_jit_code *c, const args *a, int64_t i, 
 }
 
 static void staged_map(const struct dvm_jit_code *c, const args *a) {
-    int64_t cols = DVM_MIN(a->n, turned(c, a) ? 64 : 1024);
-    int64_t rows = c->scans ? 1 : DVM_MIN(a->m, DVM_MAX(tile_elements(c, a) / cols, 1));
+    int size = staged_size(c, a);
+    bool square = turned(c, a);
+    int64_t cols = DVM_MIN(a->n, square ? J_STAGE_SIDE / size : 1024);
+    int64_t room = square ? J_STAGE_SIDE * J_STAGE_SIDE / size / size : J_STAGE_BYTES / size;
+    int64_t rows = c->scans ? 1 : DVM_MIN(a->m, DVM_MAX(room / cols, 1));
     for (int64_t i = 0; i < a->m; i += rows)
         for (int64_t j = 0; j < a->n; j += cols) {
             int64_t m = DVM_MIN(rows, a->m - i), next = j + cols;
@@ -157,21 +187,6 @@ static bool is_dense(const args *a, int nopnd) {
     for (int o = 0; o < nopnd; o++)
         if (a->opnd[o].rs != a->n * a->opnd[o].cs) return false;
     return true;
-}
-
-/* Columns to do before the outputs are aligned for non-temporal stores; -1: they cannot all be. */
-static int64_t columns_to_aligned(const struct dvm_jit_code *c, const args *a) {
-    const struct dvm_strip *s = &c->c.strip;
-    int64_t peel = -1;
-    for (int o = 0; o < s->nopnd; o++) {
-        if (s->opnd[o].role != DVM_ROLE_STORE) continue;
-        int size = size_of(c, o), unit = DVM_MIN(c->width * size, c->width * 4);
-        int64_t off = (int64_t)((uintptr_t)a->opnd[o].ptr & (uintptr_t)(unit - 1));
-        if (peel < 0) peel = off % size ? -1 : (unit - off) % unit / size;
-        if (peel < 0 || (off + peel * size) % unit || (a->m > 1 && (peel || a->opnd[o].rs % unit)))
-            return -1;
-    }
-    return peel;
 }
 
 static void stream_map(const struct dvm_jit_code *c, const args *a) {
