@@ -107,6 +107,11 @@ static void odd_forms(void) {
     }
     dvm_x_ret(&enc), line("ret ");
     dvm_x_vzeroupper(&enc), line("vzeroupper ");
+    for (int b = 0; b < 16; b++)
+        for (int x = 0; x < 16; x += 5)
+            dvm_x_prefetch(&enc, dvm_x_idx(b, x == X_RSP ? X_RAX : x, b % 4, b * 400)),
+                line("prefetcht0 BYTE PTR %s",
+                     mem_name(dvm_x_idx(b, x == X_RSP ? X_RAX : x, b % 4, b * 400), 0));
     dvm_x_sfence(&enc), line("sfence ");
     static const char *const cc[] = {"jo",  "jno", "jb",  "jae", "je",  "jne", "jbe", "ja", "js",
                                      "jns", "jp",  "jnp", "jl",  "jge", "jle", "jg",  "jmp"};

@@ -193,6 +193,16 @@ void dvm_x_bzhi(struct dvm_enc *e, int d, int a, int b) {
     e->p = put_rm(e, e->p, d, rm, 0, 0);
 }
 
+void dvm_x_prefetch(struct dvm_enc *e, struct dvm_x_rm m) {
+    if (e->a64 || !room(e)) return;
+    unsigned rex = extend(m);
+    uint8_t *p = e->p;
+    if (rex) p = put8(p, 0x40 | rex);
+    p = put8(p, 0x0f);
+    p = put8(p, 0x18);
+    e->p = put_mem(e, p, 1, m, 0, 0);
+}
+
 static void one_reg(struct dvm_enc *e, unsigned opcode, int reg) {
     if (!room(e)) return;
     if (reg > 7) e->p = put8(e->p, 0x41);

@@ -99,6 +99,8 @@ void dvm_x_gpr(struct dvm_enc *e, enum dvm_x_gop op, bool wide, int reg, struct 
 void dvm_x_mov_imm64(struct dvm_enc *e, int reg, uint64_t v);
 /* VEX.LZ.0F38 F5: zeroes the bits of a from number b on. 32-bit. */
 void dvm_x_bzhi(struct dvm_enc *e, int d, int a, int b);
+/* prefetcht0: 0F 18 /1. Memory with a base. Nothing on AArch64. */
+void dvm_x_prefetch(struct dvm_enc *e, struct dvm_x_rm m);
 void dvm_x_push(struct dvm_enc *e, int reg);
 void dvm_x_pop(struct dvm_enc *e, int reg);
 void dvm_x_call(struct dvm_enc *e, int reg);

@@ -19,6 +19,7 @@ struct dvm_jit_code {
     void *start;      /* of the machine code: constants, then fn */
     size_t size;      /* of this block */
     size_t code_size; /* of the machine code */
+    bool fetch;       /* has a loop that asks for memory ahead of time */
     bool stream;      /* has a loop with non-temporal stores */
     bool scans;       /* columns of a row are done in order */
     uint8_t width;    /* 32-bit lanes of a vector */
@@ -35,9 +36,11 @@ struct dvm_jit_code {
 
 enum {
     J_STAGE_BYTES = 16 << 10, /* of one staged operand, at least */
-    J_STAGE_SIDE = 256,       /* bytes of a side of a turned tile: four lines of memory in each direction */
-    J_FETCH_BYTES = 8 << 20,  /* turned matrices from here on are not in the near caches */
-    J_BAND_BYTES = 8 << 10,   /* accumulators of columns between bands */
+    J_STAGE_SIDE =
+        256, /* bytes of a side of a turned tile: four lines of memory in each direction */
+    J_FETCH_BYTES = 8 << 20, /* turned matrices from here on are not in the near caches */
+    J_FAR_BYTES = 96 << 10,  /* rows of a reduction that are not all in the first cache */
+    J_BAND_BYTES = 8 << 10,  /* accumulators of columns between bands */
     J_BAND_ROWS = 8,
     J_STAGE_ROWS = 8, /* ROW: rows staged together */
     J_PARTS = 64      /* part records of a call */

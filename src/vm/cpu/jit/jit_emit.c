@@ -398,6 +398,16 @@ static void store(struct dvm_je *e, const struct dvm_mi *m, int u) {
     dvm_j_done(e, m, u);
 }
 
+/* Every line once. Two KiB ahead: 16-bit sums of 64 MiB went from 0.68 to 0.90 of the rate of a copy, at 512 bytes to
+ * 0.77, at 4 KiB to no more. */
+static void fetch(struct dvm_je *e, const struct dvm_mi *m, int u, struct dvm_x_rm at) {
+    enum { AHEAD = 2048, LINE = 64 };
+    int size = dvm_j_width_of(e, m->o), from = m->disp + u * e->b->width * size;
+    if (e->base[m->o] < 0 || from % LINE) return;
+    at.disp += AHEAD;
+    dvm_x_prefetch(&e->e, at);
+}
+
 static void load(struct dvm_je *e, const struct dvm_mi *m, int u) {
     bool tail = e->masked && m->mem == J_OPND;
     if (tail && !e->b->z) {
@@ -407,6 +417,7 @@ static void load(struct dvm_je *e, const struct dvm_mi *m, int u) {
     unsigned attr = m->attr | (tail ? tail_mask(m) | X_Z : 0);
     struct dvm_x_rm at = memory(e, m, u);
     dvm_x_vec(&e->e, (enum dvm_x_op)m->op, attr, dvm_j_dest(e, m->d, u), 0, at, m->imm);
+    if (e->fetch && m->mem == J_OPND) fetch(e, m, u, at);
 }
 
 /* ---- instructions on values */

@@ -29,6 +29,7 @@ struct dvm_je {
     int list;            /* being emitted */
     bool masked;         /* in a tail */
     bool stream;
+    bool fetch;    /* what is loaded is asked for ahead of time */
     bool acc_regs; /* accumulators are in registers here */
     int32_t band;  /* COL: where accumulators of all columns wait for the next band of rows, or 0 */
     int at;        /* operation being emitted */
@@ -56,6 +57,7 @@ struct dvm_jplan {
     int narrow;     /* COL: units of a second loop over what the first leaves, or 0 */
     bool by_unit;   /* units one after the other: fewer values are alive at once */
     bool acc_regs;  /* accumulators of the main loop are in registers */
+    bool fetch;     /* ROW, COL: there is a loop that asks for memory ahead of time */
     bool stream;    /* there is a loop with non-temporal stores */
     bool tail_only; /* every unit is done as a tail: halves the code where masks cost nothing */
     int pressure;   /* values of the body alive at once */

@@ -191,7 +191,9 @@ static void body(struct dvm_je *e, int units) {
 static void unit_loop(struct dvm_je *e, int units) {
     dvm_x_align(&e->e, 32);
     int top = dvm_enc_at(&e->e);
-    dvm_j_label(e, e->stream ? "columns, past the caches" : "columns");
+    dvm_j_label(e, e->stream  ? "columns, past the caches"
+                   : e->fetch ? "columns, fetched ahead"
+                              : "columns");
     body(e, units);
     add_imm(e, dvm_x_reg(J_R_COL), units * e->b->width);
     gpr(e, G_CMP, J_R_COL, dvm_x_reg(X_R11));
@@ -273,8 +275,19 @@ static struct cold columns(struct dvm_je *e, const struct dvm_jplan *p) {
         imm(e, G_CMP_I8, dvm_j_frame_at(J_F_STREAM), 0);
         c.jump = dvm_x_jump(&e->e, X_NE);
     }
+    int fetched = 0;
+    if (p->fetch) {
+        imm(e, G_CMP_I8, dvm_j_frame_at(J_F_FETCH), 0);
+        int plain = dvm_x_jump(&e->e, X_E);
+        e->fetch = true;
+        unit_loop(e, p->unroll);
+        e->fetch = false;
+        fetched = dvm_x_jump(&e->e, X_ALWAYS);
+        dvm_x_land(&e->e, plain);
+    }
     unit_loop(e, p->unroll);
     dvm_x_land(&e->e, short_row);
+    if (p->fetch) dvm_x_land(&e->e, fetched);
     c.back = dvm_enc_at(&e->e);
     return c;
 }
@@ -282,9 +295,9 @@ static struct cold columns(struct dvm_je *e, const struct dvm_jplan *p) {
 static void cold_loop(struct dvm_je *e, const struct dvm_jplan *p, struct cold c) {
     if (!p->stream) return;
     dvm_x_land(&e->e, c.jump);
-    e->stream = true;
+    e->stream = e->fetch = true;
     unit_loop(e, p->unroll);
-    e->stream = false;
+    e->stream = e->fetch = false;
     dvm_x_jump_back(&e->e, X_ALWAYS, c.back);
 }
 
@@ -432,6 +445,14 @@ static void fold_columns(struct dvm_je *e, const struct dvm_jplan *p) {
     e->acc_regs = p->acc_regs;
     dvm_x_gpr(&e->e, G_XOR, false, J_R_COL, dvm_x_reg(J_R_COL), 0);
     gpr(e, G_MOV, J_R_END, dvm_j_frame_at(J_F_N));
+    if (p->fetch && !p->tail_only) {
+        imm(e, G_CMP_I8, dvm_j_frame_at(J_F_FETCH), 0);
+        int plain = dvm_x_jump(&e->e, X_E);
+        e->fetch = true;
+        whole_groups(e, p->unroll); /* leaves nothing to the loop behind it */
+        e->fetch = false;
+        dvm_x_land(&e->e, plain);
+    }
     if (!p->tail_only) whole_groups(e, p->unroll);
     if (p->narrow) whole_groups(e, p->narrow);
     int top = dvm_enc_at(&e->e);

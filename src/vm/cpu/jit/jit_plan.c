@@ -10,6 +10,7 @@ enum {
     ROW_BODY = 200,
     COL_BODY =
         64, /* eight units hide the latency of an addition, which longer bodies do themselves */
+    FETCH_BODY = 12,  /* of one unit: the same for reductions */
     STREAM_BODY = 48, /* longer bodies do not wait for memory */
     TAIL_BODY = 96    /* AVX-512: longer bodies are emitted once, under a mask */
 };
@@ -85,6 +86,7 @@ static void plan_units(struct dvm_je *e, struct dvm_jplan *p) {
         return;
     }
     if (b->calls || b->nscan || b->skips || b->nsub) return;
+    p->fetch = !b->neon && n <= FETCH_BODY;
     if (b->s->mode == DVM_MODE_ROW) {
         int u = DVM_TREE_LANES / b->width;
         if (b->nacc == 0)

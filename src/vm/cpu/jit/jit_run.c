@@ -353,9 +353,23 @@ static void long_rows(const struct dvm_jit_code *c, const args *a, int64_t rows,
     }
 }
 
+static void set(const args *a, int32_t field, int64_t v) { memcpy(at(a, field), &v, sizeof v); }
+
+/* Whether asking for memory ahead of time asks for what will be read. */
+static bool one_behind_the_other(const struct dvm_jit_code *c, const args *a) {
+    for (int o = 0; o < c->c.strip.nopnd; o++) {
+        const struct dvm_opnd *p = &c->c.strip.opnd[o];
+        if (p->role == DVM_ROLE_LOAD && p->kind == DVM_OPND_CONTIG && a->m > 1 &&
+            a->opnd[o].rs != a->n * a->opnd[o].cs)
+            return false;
+    }
+    return true;
+}
+
 void dvm_jit_run_row(const struct dvm_code *code, const args *a) {
     const struct dvm_jit_code *c = code_of(code);
     if (a->m <= 0) return;
+    if (c->fetch) set(a, J_F_FETCH, a->m * a->n > J_FAR_BYTES / 4 && one_behind_the_other(c, a));
     if (a->n <= 0)
         write_identities(c, a);
     else if (any_staged(c, a))
@@ -380,8 +394,6 @@ static void empty_columns(const struct dvm_jit_code *c, const args *a) {
     }
 }
 
-static void set(const args *a, int32_t field, int64_t v) { memcpy(at(a, field), &v, sizeof v); }
-
 static void band(const struct dvm_jit_code *c, const args *a, int64_t first, bool more) {
     set(a, J_F_CONT, first > 0);
     set(a, J_F_MORE, more);
@@ -404,6 +416,8 @@ static void in_bands(const struct dvm_jit_code *c, const args *a) {
 void dvm_jit_run_col(const struct dvm_code *code, const args *a) {
     const struct dvm_jit_code *c = code_of(code);
     if (a->n <= 0) return;
+    bool bands = c->band_cols && a->m > J_BAND_ROWS && a->n > 64; /* fill the first cache */
+    if (c->fetch) set(a, J_F_FETCH, !bands && one_behind_the_other(c, a));
     if (a->m <= 0) {
         empty_columns(c, a);
     } else if (any_staged(c, a)) {
@@ -413,7 +427,7 @@ void dvm_jit_run_col(const struct dvm_code *code, const args *a) {
         set(a, J_F_ROW0, 0);
         for (int64_t j = 0; j < a->n; j += cols)
             run_staged(c, a, 0, j, a->m, DVM_MIN(cols, a->n - j));
-    } else if (c->band_cols && a->m > J_BAND_ROWS && a->n > 64) {
+    } else if (bands) {
         in_bands(c, a);
     } else {
         band(c, a, 0, false);
