@@ -62,7 +62,8 @@ def geomean(values: list[float]) -> float:
 
 
 def compete(runs: dict[str, Callable[[], Any]], budget: float) -> dict[str, float]:
-    """Best seconds of one call of each, taking turns for `budget` seconds each, eight rounds at least.
+    """Best seconds of one call of each, taking turns for `budget` seconds each, eight rounds at least
+    (slow ones three).
 
     The order changes, since who comes next finds in the cache what the one before has read."""
     inner, best = {}, {}
@@ -73,9 +74,9 @@ def compete(runs: dict[str, Callable[[], Any]], budget: float) -> dict[str, floa
         run()
         best[name] = max(time.perf_counter() - t, 1e-7)
         inner[name] = max(1, int(0.001 / best[name]))
-    stop = time.perf_counter() + budget * len(runs)
+    start, share = time.perf_counter(), budget * len(runs)
     rounds = 0
-    while rounds < 8 or time.perf_counter() < stop:
+    while rounds < 3 or time.perf_counter() < start + share * (1 if rounds >= 8 else 8):
         rounds += 1
         for name, run in order.sample(list(runs.items()), len(runs)):
             t = time.perf_counter()
