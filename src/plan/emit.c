@@ -163,7 +163,7 @@ int32_t dvm_plan_home(struct planner *p, uint32_t n) {
     r->buffer = id;
     r->dtype = bf->dtype;
     r->group = x->group;
-    r->outer = x->shape != p->group.p[x->group]->shape;
+    r->outer = x->shape != p->group.p[x->group]->shape && !p->group.p[x->group]->gemm;
     memcpy(r->stride, bf->stride, sizeof r->stride);
     x->home = id;
     enum stop before = p->stop;
@@ -705,10 +705,21 @@ static const struct view *outer_view(struct planner *p, const struct group *g,
     return dvm_view_intern(g, v, s);
 }
 
+/* Map from the space of a product to a root that is a reshape of it. */
+static const struct view *reshaped_view(struct planner *p, struct group *g, const struct root *r,
+                                        bool *ok) {
+    const struct dvm_shape s = *shape_of(p, r->node);
+    const struct pnode space = {.op = DVM_OP_RESHAPE, .shape = g->shape, .in = {r->node}};
+    const struct view *v = dvm_view_through(p, g, &space, &s, NULL, ok);
+    if (!*ok && p->stop == STOP_MAT) p->stop = STOP_GROUP;
+    return v;
+}
+
 static bool emit_store(struct planner *p, struct sb *b, const struct root *r) {
     const struct dvm_shape s = *shape_of(p, r->node);
     bool ok = true;
     const struct view *v = r->outer ? outer_view(p, b->g, &s, &ok) : NULL;
+    if (b->g->gemm && p->node.p[r->node].shape != b->g->shape) v = reshaped_view(p, b->g, r, &ok);
     int x = ok ? emit(p, b, r->node, v) : -1;
     if (x < 0) return false;
     const struct dvm_ins *in = &b->ins.p[x];

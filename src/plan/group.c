@@ -78,7 +78,7 @@ static bool cut_axis(struct group *g, int a, int64_t at) {
     return true;
 }
 
-static struct group *new_group(struct planner *p, int32_t shape, uint32_t user) {
+static struct group *open_group(struct planner *p, int32_t shape, uint32_t user) {
     struct group *g = dvm_arena_new(p->a, sizeof *g);
     struct group **at = g ? PUSH(p, p->group) : NULL;
     if (!at) return no_memory(p), NULL;
@@ -91,10 +91,19 @@ static struct group *new_group(struct planner *p, int32_t shape, uint32_t user) 
     g->first = user;
     for (int d = 0; d < s->rank; d++)
         if (s->d[d] != 1) g->ax[g->naxes++] = (struct axis){.size = s->d[d], .dim = d, .mult = 1};
+    return g;
+}
+
+static void make_cuts(const struct planner *p, struct group *g) {
     for (uint32_t i = 0; i < p->cut.n; i++)
-        if (p->cut.p[i].first == user && p->cut.p[i].shape == shape &&
+        if (p->cut.p[i].first == g->first && p->cut.p[i].shape == g->shape &&
             !cut_axis(g, p->cut.p[i].axis, p->cut.p[i].at))
             break;
+}
+
+static struct group *new_group(struct planner *p, int32_t shape, uint32_t user) {
+    struct group *g = open_group(p, shape, user);
+    if (g) make_cuts(p, g);
     return g;
 }
 
@@ -123,13 +132,21 @@ static bool kept_shape(const struct planner *p, const struct group *g, const str
     return j == s->rank;
 }
 
+/* As many elements in rows as long as those of the kernel: a product of [b * s, n] seen as [b, s, n]. */
+static bool same_rows(const struct planner *p, const struct group *g, int32_t shape) {
+    const struct dvm_shape *a = &p->shape.p[g->shape], *b = &p->shape.p[shape];
+    return b->rank && p->numel.p[g->shape] == p->numel.p[shape] &&
+           a->d[a->rank - 1] == b->d[b->rank - 1];
+}
+
 enum fit { FIT_NO, FIT_FULL, FIT_OUTER };
 
 static enum fit fits(const struct planner *p, const struct group *g, const struct root *r) {
     const struct pnode *n = &p->node.p[r->node];
     if (g->roots.n >= MAX_ROOTS) return FIT_NO;
-    if (g->gemm) { /* what works on finished tiles */
-        bool tile = n->shape == g->shape && n->need == g->index && n->pass == 0;
+    if (g->gemm) { /* what works on finished tiles, at their shape or with rows told apart otherwise */
+        bool tile = n->need == g->index && n->pass == 0 &&
+                    (n->shape == g->shape || (!g->fixed && same_rows(p, g, n->shape)));
         return tile && r->kind != ROOT_RED && n->op != DVM_OP_CUMSUM ? FIT_FULL : FIT_NO;
     }
     if (r->kind == ROOT_RED) {
@@ -338,14 +355,15 @@ static bool visit_concat(struct planner *p, uint32_t i) {
 /* A product is a kernel of its own; what works on its result joins later. */
 static bool visit_product(struct planner *p, uint32_t i) {
     struct pnode *n = &p->node.p[i];
-    struct group *g = new_group(p, n->shape, i);
+    struct group *g = open_group(p, n->shape, i);
     uint32_t *at = g ? PUSH(p, g->roots) : NULL;
     if (!at) return no_memory(p);
     *at = p->root.n;
     p->cur_root = i;
     n->group = n->need = g->index;
     n->pass = 0;
-    g->gemm = i;
+    dvm_plan_product_axes(p, g, i);
+    make_cuts(p, g);
     return dvm_plan_emit_factors(p, g, i);
 }
 

@@ -11,6 +11,9 @@ enum { SIDE_A, SIDE_B, SIDE_LIST };
 static const struct dvm_shape *shape_of(const struct planner *p, uint32_t n) {
     return &p->shape.p[p->node.p[n].shape];
 }
+static bool by_rows(const struct pnode *x) {
+    return x->op == DVM_OP_GROUPED && x->at[2] == DVM_GROUP_M;
+}
 static bool is_half(int t) { return t == DVM_F16 || t == DVM_BF16; }
 
 /* ---- factors as the product takes them ------------------------------------------------------------------ */
@@ -66,8 +69,7 @@ static void set_axes(const struct planner *p, struct group *g, int keep) {
             g->ax[g->naxes++] = (struct axis){.size = s->d[d], .dim = d, .mult = 1};
 }
 
-static struct group *new_side(struct planner *p, const struct group *g, const struct dvm_shape *s,
-                              int keep) {
+static struct group *new_side(struct planner *p, const struct group *g, const struct dvm_shape *s) {
     struct group *side = dvm_arena_new(p->a, sizeof *side);
     int32_t shape = dvm_plan_shape(p, s);
     if (!side || shape < 0) {
@@ -78,9 +80,27 @@ static struct group *new_side(struct planner *p, const struct group *g, const st
     side->index = g->index;
     side->kind = DVM_MODE_MAP;
     side->gemm = g->gemm;
+    side->fixed = true;
     side->shape = shape;
-    set_axes(p, side, keep);
+    side->rank = s->rank;
     return side;
+}
+
+/* Batch axes and rows of the kernel, then K. */
+static void axes_a(const struct group *g, struct group *side, int64_t k) {
+    side->fixed = g->fixed; /* its rows are the kernel's: cutting them cuts those */
+    side->naxes = g->naxes;
+    memcpy(side->ax, g->ax, sizeof side->ax);
+    side->ax[g->naxes - 1] = (struct axis){.size = k, .dim = side->rank - 1, .mult = 1};
+}
+
+/* Batch axes, K, columns. Rows that were cut in parts leave axes along which this factor stands still. */
+static void axes_b(const struct group *g, struct group *side, int64_t k) {
+    side->naxes = g->naxes;
+    memcpy(side->ax, g->ax, sizeof side->ax);
+    for (int a = 0; a < g->naxes - 2; a++)
+        if (g->ax[a].dim == g->rank - 2) side->ax[a].dim = -1;
+    side->ax[g->naxes - 2] = (struct axis){.size = k, .dim = side->rank - 2, .mult = 1};
 }
 
 /* Map of factor x: its last two axes are those of the space, exchanged when it is stored transposed; batch axes are
@@ -93,7 +113,7 @@ static const struct view *factor_view(struct planner *p, const struct group *sid
     for (int a = 0; a < side->naxes; a++) {
         int j = side->ax[a].dim - (side->rank - x->rank);
         if (trans && j >= x->rank - 2) j = 2 * x->rank - 3 - j;
-        if (j >= 0 && x->d[j] != 1) v->inc[a][j] = 1;
+        if (j >= 0 && x->d[j] != 1) v->inc[a][j] = side->ax[a].mult;
     }
     return dvm_view_intern(side, v, x);
 }
@@ -122,16 +142,48 @@ static bool stop_for(struct planner *p, uint32_t node) {
     return false;
 }
 
+enum { LIGHT = 16 }; /* additions for an element: less than a pass through memory */
+
+/* May the product make this factor while it packs it? Every tile of the other factor's columns may ask again, so only
+ * what is little work and has no other user; a bf16 factor in memory can use instructions that f32 cannot. */
+static bool may_pack(const struct planner *p, uint32_t n, uint32_t base) {
+    const struct pnode *x = &p->node.p[base];
+    if (x->cls != DVM_CLS_EW || x->cost > LIGHT || x->mat || p->node.p[n].dtype == DVM_BF16)
+        return false;
+    for (; n != base; n = p->node.p[n].in[0])
+        if (p->node.p[n].uses > 1) return false;
+    for (int casts = 0; casts < 2 && x->op == DVM_OP_CAST; casts++) { /* the rounding of a factor */
+        if (x->uses > 1) return false;
+        x = &p->node.p[x->in[0]];
+    }
+    return x->uses <= 1 || x->op == DVM_OP_LOAD;
+}
+
+/* Made in rows, a factor that is read across them would cost more than a pass through memory. */
+static bool reads_along(const struct sb *b) {
+    int last = b->g->naxes - 1;
+    for (uint32_t i = 0; i < b->opnd.n; i++) {
+        const struct popnd *o = &b->opnd.p[i];
+        int64_t es = (int64_t)dvm_dtype_size((dvm_dtype)o->desc.dtype);
+        if (o->src < DVM_SRC_NONE && o->stride[last] != 0 && o->stride[last] != es) return false;
+    }
+    return true;
+}
+
 static bool emit_side(struct planner *p, struct group *g, struct group *side, uint32_t n,
                       bool trans) {
     uint32_t base = base_of(p, g, n);
-    bool ok;
+    bool ok, held = side == g->side[SIDE_LIST] ||
+                    (side == g->side[SIDE_B] && by_rows(&p->node.p[g->gemm]));
     const struct dvm_shape s = *shape_of(p, n);
     const struct view *v = factor_view(p, side, &s, trans, &ok);
     struct sb *b = ok ? dvm_plan_new_sb(p, side, 0, false) : NULL;
     if (!b) return false;
-    if (!in_memory(p, g, base)) return stop_for(p, base);
-    return dvm_plan_emit_memory(p, b, n, v) != NULL;
+    if (in_memory(p, g, base)) return dvm_plan_emit_memory(p, b, n, v) != NULL;
+    if (held || !may_pack(p, n, base)) return stop_for(p, base);
+    if (dvm_plan_emit_tile(p, b, n, v)) return reads_along(b) || stop_for(p, base);
+    if (p->stop == STOP_ERROR || p->stop == STOP_SPLIT || p->blame) return false;
+    return stop_for(p, base);
 }
 
 /* ---- entry ---------------------------------------------------------------------------------------------- */
@@ -142,24 +194,46 @@ int64_t dvm_plan_depth(const struct planner *p, const struct group *g) {
     return a->d[a->rank - (x->at[0] ? 2 : 1)];
 }
 
+void dvm_plan_product_axes(struct planner *p, struct group *g, uint32_t n) {
+    g->gemm = n;
+    g->fixed = p->node.p[n].op == DVM_OP_GROUPED;
+    set_axes(p, g, 2);
+}
+
+static bool emit_a(struct planner *p, struct group *g, const struct pnode *x, int64_t k) {
+    struct dvm_shape s = p->shape.p[g->shape];
+    s.d[s.rank - 1] = k;
+    struct group *side = g->side[SIDE_A] = new_side(p, g, &s);
+    if (!side) return false;
+    axes_a(g, side, k);
+    return emit_side(p, g, side, x->in[0], x->at[0] != 0);
+}
+
+static bool emit_b(struct planner *p, struct group *g, const struct pnode *x, int64_t k) {
+    struct dvm_shape s = p->shape.p[g->shape];
+    if (by_rows(x))
+        s = (struct dvm_shape){.rank = 3, .d = {shape_of(p, x->in[1])->d[0], k, s.d[1]}};
+    else
+        s.d[s.rank - 2] = k;
+    if (by_rows(x) && s.d[0] == 0) return true; /* no group: every row is 0 */
+    struct group *side = g->side[SIDE_B] = new_side(p, g, &s);
+    if (!side) return false;
+    if (by_rows(x))
+        set_axes(p, side, 3);
+    else
+        axes_b(g, side, k);
+    return emit_side(p, g, side, x->in[1], x->at[1] != 0);
+}
+
 bool dvm_plan_emit_factors(struct planner *p, struct group *g, uint32_t n) {
     const struct pnode x = p->node.p[n];
-    bool rows = x.op == DVM_OP_GROUPED && x.at[2] == DVM_GROUP_M;
-    set_axes(p, g, 2);
     int64_t k = dvm_plan_depth(p, g);
-    struct dvm_shape a = *shape_of(p, n), b = a;
-    a.d[a.rank - 1] = k;
-    b.d[b.rank - 2] = k;
-    if (rows) b = (struct dvm_shape){.rank = 3, .d = {shape_of(p, x.in[1])->d[0], k, a.d[1]}};
-    if (rows) b.d[2] = shape_of(p, n)->d[1];
-    for (int s = SIDE_A; s <= SIDE_B && k; s++) {
-        if (rows && s == SIDE_B && b.d[0] == 0) break; /* no group: every row is 0 */
-        g->side[s] = new_side(p, g, s == SIDE_A ? &a : &b, rows && s == SIDE_B ? 3 : 2);
-        if (!g->side[s] || !emit_side(p, g, g->side[s], x.in[s], x.at[s] != 0)) return false;
-    }
+    if (k && (!emit_a(p, g, &x, k) || !emit_b(p, g, &x, k))) return false;
     if (x.op == DVM_OP_MATMUL) return true;
     const struct dvm_shape list = *shape_of(p, x.in[2]);
     if (list.d[0] == 0) return true;
-    g->side[SIDE_LIST] = new_side(p, g, &list, 1);
-    return g->side[SIDE_LIST] && emit_side(p, g, g->side[SIDE_LIST], x.in[2], false);
+    g->side[SIDE_LIST] = new_side(p, g, &list);
+    if (!g->side[SIDE_LIST]) return false;
+    set_axes(p, g->side[SIDE_LIST], 1);
+    return emit_side(p, g, g->side[SIDE_LIST], x.in[2], false);
 }

@@ -153,7 +153,8 @@ struct group {
     DVM_VEC(uint32_t) roots;
     int32_t nsplit;
     uint32_t first; /* user of the first root: names the group across restarts */
-    uint32_t gemm;  /* the product that this kernel computes; 0: none. Its axes are never cut. */
+    uint32_t gemm;  /* the product that this kernel computes; 0: none */
+    bool fixed;     /* axes are never cut */
     struct group
         *side[3]; /* GEMM: spaces of the factors and the list, each with one strip; NULL: none */
     /* layout */
@@ -216,8 +217,14 @@ DVM_INLINE bool dvm_is_product(int op) { return op == DVM_OP_MATMUL || op == DVM
 /* Operands as the product takes them: 16-bit values rounded, exact casts to f32 left out. 0 without memory. */
 uint32_t dvm_plan_factor(struct planner *p, uint32_t n);
 uint32_t dvm_plan_new_node(struct planner *p, struct pnode n); /* nodes.c */
-/* Axes of the kernel of product n, its factors' spaces and strips. */
+/* Axes of the kernel of product n, before any cut; then its factors' spaces and strips. */
+void dvm_plan_product_axes(struct planner *p, struct group *g, uint32_t n);
 bool dvm_plan_emit_factors(struct planner *p, struct group *g, uint32_t n);
+/* Of a product only the rows may be cut: the parts become batch axes, or rows again. */
+DVM_INLINE bool dvm_plan_may_cut(const struct group *g, int a) {
+    return !g->fixed && g->naxes < (g->gemm ? 10 : DVM_MAX_AXES) &&
+           (!g->gemm || g->ax[a].dim == g->rank - 2);
+}
 int64_t dvm_plan_depth(const struct planner *p, const struct group *g);             /* K */
 struct sb *dvm_plan_new_sb(struct planner *p, struct group *g, int pass, bool vec); /* emit.c */
 struct popnd *dvm_plan_emit_memory(struct planner *p, struct sb *b, uint32_t n,

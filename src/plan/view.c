@@ -159,8 +159,8 @@ static bool map_run(struct planner *p, struct group *g, const struct dvm_shape *
             w->inc[a][dim] = step;
             continue;
         }
-        bool may = cut > 1 && a < g->naxes && g->naxes < DVM_MAX_AXES && !g->gemm &&
-                   !(g->scan && a == g->naxes - 1);
+        bool may =
+            cut > 1 && a < g->naxes && dvm_plan_may_cut(g, a) && !(g->scan && a == g->naxes - 1);
         if (may) {
             p->stop = STOP_SPLIT;
             p->split_group = g->index;

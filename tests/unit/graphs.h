@@ -132,6 +132,11 @@ static const struct graph_case graph_cases[] = {
      "trans_b, dtype=f32 %m = max %a, dims=[-1], keep %b = sub %a, %m %e = exp %b %h = cast %e, "
      "f16 %o = matmul %h, %v store %o }",
      {"2, 3, 4; 1, 5, 4; 5, 6", "3, 60, 300; 3, 50, 300; 50, 70"}},
+    {"linear",
+     "kernel split (x: f32[b, s, k], w: f32[n, k], c: f32[n], h: f32[b, 1, n]) { %d = mul %x, 2.0 "
+     "%e = reshape %d, [-1, k] %m = matmul %e, %w, trans_b %a = add %m, %c %t = reshape %a, [b, s, "
+     "n] %r = relu %t %o = mul %r, %h %p = permute %o, [0, 2, 1] store %p }",
+     {"2, 3, 5; 4, 5; 4; 2, 1, 4", "3, 70, 300; 90, 300; 90; 3, 1, 90"}},
     {"groups",
      "kernel split (x: f16[m, k], w: f16[3, k, n]) { %i = iota i64[3], axis=0 %j = add %i, 1 %a = "
      "grouped_matmul %x, %w, %j, groups=m, list=ends %b = grouped_matmul %x, %x, %j, trans_a, "
