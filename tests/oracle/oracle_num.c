@@ -137,7 +137,8 @@ elem cast_elem(dvm_dtype from, dvm_dtype to, elem x) {
             bool sure = x.e == 0 || (lo == hi && (x.v - x.e < 0) == (x.v + x.e < 0));
             return sure ? of_int(x.v != 0) : undecided();
         }
-        int64_t lo = to_int(x.v - x.e, to), hi = to_int(x.v + x.e, to);
+        dvm_dtype full = to == DVM_I64 ? to : DVM_I32; /* wrapped ends may meet by chance */
+        int64_t lo = to_int(x.v - x.e, full), hi = to_int(x.v + x.e, full);
         return lo == hi ? of_int(to_int(x.v, to)) : undecided();
     }
     if (!is_f(to)) return of_int(wrap_to(to, x.i));
