@@ -258,6 +258,36 @@ static PyObject *graph_gather(struct graph *self, PyObject *const *a, Py_ssize_t
     return new_value(self, dvm_graph_gather(self->g, x, index, axis, mode, &v), &v);
 }
 
+/* None: no bias. */
+static bool as_bias(PyObject *o, dvm_val *v) {
+    *v = 0;
+    return o == Py_None || as_value(o, v);
+}
+
+static PyObject *graph_matmul(struct graph *self, PyObject *const *a, Py_ssize_t n) {
+    dvm_val x, y, bias, v = 0;
+    dvm_dtype t;
+    int ta, tb;
+    if (!pydvm_count("matmul", n, 6, 6) || !open_graph(self) || !as_value(a[0], &x) ||
+        !as_value(a[1], &y) || !as_small(a[2], &ta) || !as_small(a[3], &tb) ||
+        !as_bias(a[4], &bias) || !as_dtype(a[5], &t))
+        return NULL;
+    return new_value(self, dvm_graph_matmul(self->g, x, y, ta, tb, bias, t, &v), &v);
+}
+
+static PyObject *graph_grouped_matmul(struct graph *self, PyObject *const *a, Py_ssize_t n) {
+    dvm_val x, y, bias, list, v = 0;
+    dvm_dtype t;
+    int ta, tb, group, kind;
+    if (!pydvm_count("grouped_matmul", n, 9, 9) || !open_graph(self) || !as_value(a[0], &x) ||
+        !as_value(a[1], &y) || !as_small(a[2], &ta) || !as_small(a[3], &tb) ||
+        !as_bias(a[4], &bias) || !as_value(a[5], &list) || !as_small(a[6], &group) ||
+        !as_small(a[7], &kind) || !as_dtype(a[8], &t))
+        return NULL;
+    return new_value(
+        self, dvm_graph_grouped_matmul(self->g, x, y, ta, tb, bias, list, group, kind, t, &v), &v);
+}
+
 static PyObject *graph_concat(struct graph *self, PyObject *const *a, Py_ssize_t n) {
     int axis;
     dvm_val v = 0;
@@ -453,6 +483,9 @@ static PyMethodDef graph_methods[] = {
     METHOD(slice, "slice(x, start, size, step=None): size -1 is up to the end."),
     METHOD(reduce, "reduce(number, x, axes, keepdims, dtype): no axes are all axes."),
     METHOD(cumsum, "cumsum(x): along the last axis."),
+    METHOD(matmul, "matmul(a, b, trans_a, trans_b, bias, dtype): bias may be None."),
+    METHOD(grouped_matmul,
+           "grouped_matmul(a, b, trans_a, trans_b, bias, list, group, list_kind, dtype)"),
     METHOD(gather, "gather(x, index, axis, mode): mode 0 elements, 1 slices."),
     METHOD(concat, "concat(values, axis)"),
     METHOD(size, "size(x, axes): product of sizes, an int64 scalar."),

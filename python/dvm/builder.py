@@ -271,10 +271,9 @@ class Kernel(ops.Operations):
 
     def _new_build(self, ranks: tuple[int, ...] | None) -> Build:
         # Results do not depend on the type. A vector program must be one kernel, or be marked spec (or
-        # priv1, where the original finds the cuts itself); mix and eager are cut freely.
+        # priv1, where the original finds the cuts itself); eager is cut freely.
         free = self._kind == self.K_VEC and self._flags & FLAGS["priv1"]
-        kind = self._kind if self._kind in (self.K_VEC, self.K_PARAL, self.K_SEQ) else self.K_SPLIT
-        kind = self.K_SPLIT if free else kind
+        kind = self.K_SPLIT if free or self._kind == self.K_EAGER else self._kind
         c_flags = self._flags & _C_FLAGS | (8 if self._strict else 0)
         context = self._context or _dvm.default_context()
         graph = _dvm.Graph(kind, c_flags, context)

@@ -308,6 +308,32 @@ def low_gather(g: Any, x: NDObject, index: NDObject, axis: int, mode: int) -> An
     return g.gather(value_of(x), value_of(index), axis, mode)
 
 
+def low_matmul(
+    g: Any, a: NDObject, b: NDObject, ta: bool, tb: bool, bias: NDObject | None, code: int
+) -> Any:
+    return g.matmul(
+        value_of(a), value_of(b), ta, tb, None if bias is None else value_of(bias), code
+    )
+
+
+def low_grouped_matmul(
+    g: Any,
+    a: NDObject,
+    b: NDObject,
+    ta: bool,
+    tb: bool,
+    bias: NDObject | None,
+    groups: NDObject,
+    group: int,
+    kind: int,
+    code: int,
+) -> Any:
+    bias = None if bias is None else value_of(bias)
+    return g.grouped_matmul(
+        value_of(a), value_of(b), ta, tb, bias, value_of(groups), group, kind, code
+    )
+
+
 def low_concat(g: Any, xs: Sequence[NDObject], axis: int) -> Any:
     return g.concat([value_of(x) for x in xs], axis)
 
@@ -950,17 +976,62 @@ class Operations:
             t = int64
         return self._emit("cumsum", t, low_cumsum, x, dim, t.code)
 
-    # ---------------------------------------------------------------- not here
+    # ---------------------------------------------------------------- matrix products
 
-    def matmul(self, *_: Any, **__: Any) -> NDObject:
-        """Raises UnsupportedError."""
-        raise _unsupported(
-            "matmul", "multiply with numpy.matmul or torch.matmul between two kernels"
+    def matmul(
+        self,
+        a: NDObject,
+        b: NDObject,
+        trans_a: bool = False,
+        trans_b: bool = False,
+        bias: NDObject | None = None,
+    ) -> NDObject:
+        """Products of the last two axes, [..., M, K] times [..., K, N], or with `trans_a` and
+        `trans_b` of [..., K, M] and [..., N, K]; the axes before them broadcast. Float16, bfloat16
+        or float32, added in float32 in an order that K alone fixes; the result has the dtype of the
+        operands, rounded once. `bias` of shape [N] is added before that rounding.
+        """
+        a, b, bias = self._factors("matmul", a, b, bias)
+        t = a._dtype
+        args = (a, b, bool(trans_a), bool(trans_b), bias, t.code)
+        return self._emit("matmul", t, low_matmul, *args)
+
+    def grouped_matmul(
+        self,
+        a: NDObject,
+        b: NDObject,
+        trans_a: bool = False,
+        trans_b: bool = False,
+        bias: NDObject | None = None,
+        group_list: NDObject | None = None,
+        group_type: int = 0,
+        group_list_type: int = 0,
+    ) -> NDObject:
+        """Products of groups. `group_list` holds the ends of the groups (group_list_type 0) or
+        their sizes (1), as int64 or int32.
+
+        group_type 0: `a` is [M, K], `b` [G, K, N], `bias` [G, N] or None; the rows of group i are
+        multiplied by b[i], and rows beyond the last group are 0. 2: `a` is [M, K], `b` [K, N], the
+        result [G, M, N]; group i multiplies its part of K. 1: the same as matmul.
+        """
+        a, b, bias = self._factors("grouped_matmul", a, b, bias)
+        if group_list is None:
+            raise ArgumentError("grouped_matmul: group_list is missing")
+        groups = self._tensor("grouped_matmul", group_list)
+        t = a._dtype
+        if group_type == 1:
+            args: tuple[Any, ...] = (a, b, bool(trans_a), bool(trans_b), bias, t.code)
+            return self._emit("matmul", t, low_matmul, *args)
+        args = (a, b, bool(trans_a), bool(trans_b), bias, groups, int(group_type))
+        return self._emit(
+            "grouped_matmul", t, low_grouped_matmul, *args, int(group_list_type), t.code
         )
 
-    def grouped_matmul(self, *_: Any, **__: Any) -> NDObject:
-        """Raises UnsupportedError."""
-        raise _unsupported("grouped_matmul", "call numpy.matmul or torch.matmul for each group")
+    def _factors(self, name: str, a: Any, b: Any, bias: Any) -> tuple[NDObject, NDObject, Any]:
+        a, b = self._tensor(name, a), self._tensor(name, b)
+        return a, b, None if bias is None else self._tensor(name, bias)
+
+    # ---------------------------------------------------------------- not here
 
     def _collective(self, name: str) -> UnsupportedError:
         return _unsupported(name, "call torch.distributed or mpi4py between two kernels")

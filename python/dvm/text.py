@@ -30,7 +30,7 @@ _COMPARE = ("equal", "not_equal", "greater", "greater_equal", "less", "less_equa
 _NAMES = {
     "isfinite": "IsFinite", "isnan": "IsNan", "pow": "Power", "stridedslice_load": "SliceViewLoad",
     "slice_load": "SliceViewLoad", "slice": "SliceViewLoad", "slice_dim": "DimSliceViewLoad",
-    "div": "Div", "permute": "Permute",
+    "matmul": "MatMul", "grouped_matmul": "GroupedMatMul", "div": "Div", "permute": "Permute",
 }  # fmt: skip
 # Arguments in front that are numbers of operations and dtypes, by building function.
 _INTERNAL = {
@@ -41,7 +41,8 @@ _INTERNAL = {
 }  # fmt: skip
 _TRAILING = {
     "low_full": 1, "low_iota": 2, "low_cast": 1, "low_isfinite": 1, "low_ones": 1, "low_reduce": 1,
-    "low_mean": 1, "low_var": 2, "low_cumsum": 1, "low_one_hot": 1,
+    "low_matmul": 1, "low_grouped_matmul": 1, "low_mean": 1, "low_var": 2, "low_cumsum": 1,
+    "low_one_hot": 1,
 }  # fmt: skip
 
 

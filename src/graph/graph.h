@@ -157,6 +157,8 @@ dvm_status dvm_graph_new(struct dvm_ctx *ctx, const struct dvm_mem *mem, dvm_kin
                          uint32_t flags, struct dvm_graph **out);
 dvm_status dvm_graph_copy(const struct dvm_graph *g, struct dvm_graph **out);
 dvm_status dvm_graph_verify(const struct dvm_graph *g);
+/* kind_rule.c: what vector, cube and mix graphs and sections may hold. */
+dvm_status dvm_graph_check_kinds(const struct dvm_graph *g);
 /* Prefix to the error text: op and position of node r. */
 dvm_status dvm_graph_blame(const struct dvm_graph *g, dvm_ref r, dvm_status st);
 #endif

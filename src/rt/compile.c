@@ -25,9 +25,8 @@ static dvm_status check_sections(const struct dvm_graph *g) {
 }
 
 static dvm_status check_source(const struct dvm_graph *g) {
-    if (g->kind == DVM_CUBE)
-        DVM_FAIL(KIND, "a cube kernel is one matmul, which this graph does not have");
     if (g->n_out == 0) DVM_FAIL(KIND, "the kernel has no store");
+    DVM_TRY(dvm_graph_check_kinds(g));
     return check_sections(g);
 }
 
