@@ -284,7 +284,7 @@ dvm_status dvm_plan_nodes(struct planner *p) {
         dvm_status st = infer(p, nd, n.at, &n);
         if (st != DVM_OK) return dvm_graph_blame(g, r, st);
         int cls = dvm_op_table[nd->op].cls;
-        for (int i = 0; dvm_is_product(nd->op) && i < 2; i++)
+        for (int i = 0; dvm_is_product(nd->op) && i < nd->nin; i++)
             if (!(n.in[i] = dvm_plan_factor(p, n.in[i]))) return DVM_ERR_NOMEM;
         p->pref[r] = cls == DVM_CLS_RED      ? red_normal(p, &n)
                      : nd->op == DVM_OP_SIZE ? size_const(p, &n)
