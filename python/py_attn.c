@@ -4,6 +4,9 @@
 
 #include <dvm/attn.h>
 
+/* A flag of this file: the gradient of pse is not wanted. */
+enum { NO_PSE_GRADIENT = 1 << 16 };
+
 enum { Q, K, V, PSE, MASK, SINK, DY, MAX, SUM, OUT, NINPUT };
 
 struct list {
@@ -176,7 +179,7 @@ PyObject *pydvm_attn_backward(PyObject *self, PyObject *args) {
         if (!ok) pydvm_raise(st);
         for (int i = 0; ok && i < 5; i++) {
             const dvm_arg *x = &c.arg[like[i]];
-            if (i < 3 || c.t[like[i]].arg)
+            if (i < 3 || (c.t[like[i]].arg && !(i == 3 && c.c.flags & NO_PSE_GRADIENT)))
                 ok = make(c.t[Q].family, x->rank, x->dims, x->dtype, &t[i], &out[i]);
         }
         if (ok) result = run(&c, 5, out, t, true);

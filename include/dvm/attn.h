@@ -12,14 +12,11 @@
 extern "C" {
 #endif
 
-enum {
-    DVM_ATTN_SWA =
-        1, /* swa_*: sparse_mode 0 or 4; more than 16384 packed rows (TND) turn mode 0 into mode 4 */
-    DVM_ATTN_STRICT =
-        2, /* an absent atten_mask means full attention in every mode; bands with empty rows are refused */
-    DVM_ATTN_ROWS =
-        8 /* size of the last axis of softmax_max and softmax_sum: one number, repeated */
-};
+/* SWA: sparse_mode is 0 or 4; more than 16384 packed rows (TND) turn mode 0 into mode 4.
+ * STRICT: an absent atten_mask means full attention in every mode; bands with empty rows are refused.
+ * PSE_ADDED: scale Q K^T + pse, not scale (Q K^T + pse). */
+enum { DVM_ATTN_SWA = 1, DVM_ATTN_STRICT = 2, DVM_ATTN_PSE_ADDED = 4 };
+enum { DVM_ATTN_ROWS = 8 };     /* last axis of softmax_max and softmax_sum: one number, repeated */
 #define DVM_ATTN_ALL 2147483647 /* default of pre_tockens and next_tockens */
 
 typedef struct dvm_attn {

@@ -18,6 +18,7 @@ from attn_problem import Problem, near, to_dtype, to_f64
 from attn_reference import ALL, FMAX, LAYOUTS, Sequence, philox, visible
 from dvm.attn import (
     npu_fusion_attention,
+    npu_fusion_attention_grad,
     swa_backward,
     swa_forward,
 )
@@ -814,6 +815,19 @@ def test_sink_and_pse_gradients_are_judged():
         p, do = random_problem(2, 4, 2, 50, 60, 8, 8, op="npu", mode=3, pse=normal(*shape),
                                sink=normal(4), scale=0.4)  # fmt: skip
         p.check(do)
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 50, 60), (2, 1, 1, 60), (1, 4, 1, 1)])
+def test_broadcast_views_of_pse(shape):
+    """A view with strides 0 is an argument of full size: its gradient has full size too."""
+    view = np.broadcast_to(normal(*shape), (2, 4, 50, 60))
+    a, do = random_problem(2, 4, 2, 50, 60, 8, 8, op="npu", mode=3, pse=view)
+    a.check(do)
+    saved = dict(sparse_mode=3, scale_value=1.0, softmax_max=a.raw[1], softmax_sum=a.raw[2],
+                 attention_in=a.raw[0])  # fmt: skip
+    narrow = np.broadcast_to(normal(*shape).astype(np.float32), (2, 4, 50, 60))
+    g = npu_fusion_attention_grad(*a.args, a.send(a.do), 4, "BNSD", pse=narrow, **saved)
+    assert same_bits(g[:4], a.raw_grads[:4])
 
 
 def drawn(seed, **kw):

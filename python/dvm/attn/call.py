@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import _dvm
 
-SWA, STRICT = 1, 2
+SWA, STRICT, PSE_ADDED, NO_PSE_GRADIENT = 1, 2, 4, 1 << 16
 ALL = 2147483647  # default of pre_tockens and next_tockens: no limit
 
 # What torch_npu puts after the text of an argument error, without its time and process.

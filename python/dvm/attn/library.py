@@ -16,7 +16,7 @@ import _dvm
 import torch
 from torch import Tensor
 
-from .call import ALL, STRICT, SWA, Spec, low
+from .call import ALL, NO_PSE_GRADIENT, STRICT, SWA, Spec, low
 
 _LISTS = "SymInt[]? prefix, SymInt[]? actual_seq_qlen, SymInt[]? actual_seq_kvlen"
 _SPEC = (
@@ -140,7 +140,7 @@ def _(  # type: ignore[no-untyped-def]
     rng,
     *spec,
 ):
-    like = (query, key, value, pse, sink)
+    like = (query, key, value, None if spec[0] & NO_PSE_GRADIENT else pse, sink)
     return tuple(query.new_empty(0) if x is None else x.new_empty(x.shape) for x in like)
 
 
@@ -160,10 +160,12 @@ def _backward(ctx: Any, dy: Tensor | None, *_: Any) -> tuple[Any, ...]:
     rest = [None] * (1 + 1 + len(ctx.spec))
     if dy is None:
         return (None,) * 6 + tuple(rest[1:])
-    dq, dk, dv, dpse, dsink = torch.ops.dvm.attention_grad(
-        query, key, value, pse, atten_mask, sink, dy, top, total, out, rng, *ctx.spec
-    )
     has_pse, has_sink = ctx.has
+    has_pse = has_pse and ctx.needs_input_grad[3]
+    flags = ctx.spec[0] if has_pse else ctx.spec[0] | NO_PSE_GRADIENT
+    dq, dk, dv, dpse, dsink = torch.ops.dvm.attention_grad(
+        query, key, value, pse, atten_mask, sink, dy, top, total, out, rng, flags, *ctx.spec[1:]
+    )
     return (
         dq,
         dk,

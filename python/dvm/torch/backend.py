@@ -28,6 +28,7 @@ from . import debug, decomp, stats
 from .codegen import HEADER, Program, generate
 from .kernel_text import KernelText
 from .options import OptionError, Options, parse_options
+from .rows_attn import take_attention
 
 # Rows register themselves.
 from . import rows_index, rows_nn, rows_point, rows_reduce, rows_shape  # isort: skip  # noqa: F401
@@ -103,7 +104,7 @@ def _autograd(gm: GraphModule, example_inputs: Sequence[Any], options: Options) 
 
     counters["aot_autograd"]["total"] += 1
     forward = aot_module_simplified(
-        gm,
+        take_attention(gm, options),
         example_inputs,
         fw_compiler=compiler("forward"),
         bw_compiler=backward,

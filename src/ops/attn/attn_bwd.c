@@ -256,13 +256,14 @@ static void add_pse(const struct attn_work *w, const struct attn_block *blk,
                     const struct attn_tile *t, void *arg) {
     const struct pse_sum *p = arg;
     const struct attn *s = w->a;
+    float scale = s->pse_added ? 1 : s->scale;
     for (int r = 0; r < blk->m; r++) {
         if (blk->n0 + r / blk->rows != p->n) continue;
         int64_t shift, i = attn_pse_row(s, blk->i0 + r % blk->rows, &shift);
-        if (s->pse.rs == 0) i = 0;
+        if (s->call->pse->dims[2] == 1) i = 0;
         float *to = p->sum + i * s->max_skv + t->j0 + shift;
         const float *ds = w->t + r * ATTN_PITCH;
-        for (int j = w->from[r]; j < w->to[r]; j++) to[j] += s->scale * ds[j];
+        for (int j = w->from[r]; j < w->to[r]; j++) to[j] += scale * ds[j];
     }
 }
 
@@ -277,7 +278,7 @@ static void pse_heads(void *arg, int thread) {
     struct operand o;
     enter(f, thread, &w, &o);
     while (dvm_attn_next(&f->units, &entry, &n)) {
-        bool shared = s->pse.bs == 0;
+        bool shared = pse->dims[0] == 1;
         p.n = n;
         memset(p.sum, 0, (size_t)(rows * s->max_skv) * 4);
         for (int64_t b = shared ? 0 : entry; b < (shared ? s->nseq : entry + 1); b++)
@@ -432,6 +433,8 @@ static dvm_status passes(struct backward *f, struct dvm_pool *pool, const struct
         DVM_TRY(pass(f, BLOCKS, pool, mem, first));
     }
     if (f->a->dpse.p) DVM_TRY(pass(f, PSE, pool, mem, first));
+    if (f->a->dpse.p && f->a->nseq == 0)
+        dvm_attn_zero_rows(&f->a->dpse, f->a->nq, 0, 0, f->a->call->pse->dims[2], f->a->max_skv);
     sink_gradient(f);
     zero_rest(f);
     return DVM_OK;

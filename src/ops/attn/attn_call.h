@@ -48,6 +48,7 @@ struct attn {
     float scale;
     struct attn_mat q, k, v, pse, mask, sink;
     bool mask_packed;        /* TND: the mask is indexed by packed rows */
+    bool pse_added;          /* after scaling */
     int64_t pse_last;        /* rows of an ALiBi-compressed pse, 0: none */
     int64_t max_sq, max_skv; /* of one sequence */
     bool dropout;

@@ -395,6 +395,7 @@ static dvm_status check_pse(const dvm_attn *c, struct attn *s) {
             "Skv > 1024 [B,N,1024,Skv], [1,N,1024,Skv], with B=%lld, N=%lld, Sq=%lld, Skv=%lld",
             dims_text(p).s, (long long)b, (long long)n, (long long)sq, (long long)sk);
     s->pse = place_wide(p);
+    s->pse_added = c->flags & DVM_ATTN_PSE_ADDED;
     s->pse_last = last ? ALIBI_ROWS : 0;
     for (int64_t i = 0; last && i < s->nseq; i++) {
         struct attn_seq q = dvm_attn_seq(s, i);

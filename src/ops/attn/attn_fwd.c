@@ -9,7 +9,7 @@
 #include "vm/pool.h"
 
 /* Blocks of a unit: packing a tile costs about a quarter of the products of one block with it. */
-enum { MAX_RUN = 4 };
+enum { MAX_RUN = 8 };
 
 struct state { /* of one block */
     struct attn_block blk;

@@ -321,9 +321,14 @@ float dvm_attn_row(struct attn_work *w, const struct attn_block *blk, const stru
     bool some = *a != from || *b != to || w->a->mask.p;
     if (some || marks) mark(w, blk, t, r);
     if (from == to) return -INFINITY;
+    float *s = w->s + r * ATTN_PITCH + *a, scale = w->a->scale;
     if (w->a->pse.p) load_bias(w, blk, t, r);
-    return w->k->scores(w->s + r * ATTN_PITCH + *a, w->a->pse.p ? w->bias + *a : NULL,
-                        some ? w->off + r * ATTN_BN + *a : NULL, w->a->scale, *b - *a);
+    if (w->a->pse_added) {
+        w->k->scale(s, scale, *b - *a);
+        scale = 1;
+    }
+    return w->k->scores(s, w->a->pse.p ? w->bias + *a : NULL,
+                        some ? w->off + r * ATTN_BN + *a : NULL, scale, *b - *a);
 }
 
 void dvm_attn_drop_row(struct attn_work *w, const struct attn_block *blk, const struct attn_tile *t,

@@ -1,0 +1,114 @@
+"""scaled_dot_product_attention as torch.ops.dvm.attention, before autograd takes it apart.
+
+AOTAutograd would see the kernel that torch picked, with its statistics and a backward of its own;
+so the call is replaced in the graph that Dynamo gives, and traced from there. What the operator
+does not take, or would do no faster, stays torch's.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.fx import GraphModule
+
+from ..attn.call import ALL, PSE_ADDED
+from .options import Options, is_disabled
+
+_TARGETS = {F.scaled_dot_product_attention, torch._C._nn.scaled_dot_product_attention}
+_DTYPES = {torch.float32, torch.bfloat16, torch.float16}
+_LARGEST_HEAD = 1024
+_FEW_ROWS = 32  # a packed tile of keys must serve some rows
+
+
+def take_attention(gm: GraphModule, options: Options) -> GraphModule:
+    """Replaces the calls in gm and its subgraphs, in place."""
+    if is_disabled("aten.scaled_dot_product_attention.default", options.disable_ops):
+        return gm
+    for module in gm.modules():
+        if not isinstance(module, GraphModule):
+            continue
+        nodes = [n for n in module.graph.nodes if n.op == "call_function" and n.target in _TARGETS]
+        for node in nodes:
+            node.target = attention
+        if nodes:
+            module.recompile()
+    return gm
+
+
+def attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """Same arguments and result as scaled_dot_product_attention."""
+    if not (
+        _fits(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+        and _pays(query, key, value, attn_mask, is_causal)
+    ):
+        return F.scaled_dot_product_attention(
+            query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+        )
+    from ..attn import library  # noqa: F401 registers torch.ops.dvm
+
+    heads, factor = query.shape[1], query.shape[-1] ** -0.5 if scale is None else scale
+    mode, pse, mask, rng = (2 if is_causal else 1), None, None, None
+    if attn_mask is not None:
+        whole = (query.shape[0], heads, query.shape[2], key.shape[2])
+        if attn_mask.dtype == torch.bool:
+            mask = attn_mask.logical_not().expand(whole)
+        else:
+            pse = attn_mask.expand(whole)
+    if dropout_p > 0:
+        rng = torch.randint(0, 2**63 - 1, (2,), dtype=torch.int64) * torch.tensor([1, 0])
+    spec = (PSE_ADDED, heads, "BNSD", "", float(factor), 1.0 - dropout_p, ALL, ALL, mode)
+    lists = (None, None, None)
+    return torch.ops.dvm.attention(query, key, value, pse, mask, None, rng, *spec, *lists)[0]
+
+
+def _fits(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Any,
+    dropout: float,
+    causal: bool,
+    scale: float | None,
+    gqa: bool,
+) -> bool:
+    tensors = (query, key, value) if mask is None else (query, key, value, mask)
+    if any(x.device.type != "cpu" for x in tensors) or any(x.dim() != 4 for x in tensors[:3]):
+        return False
+    if query.dtype not in _DTYPES or not query.dtype == key.dtype == value.dtype:
+        return False
+    if mask is not None and (causal or mask.dtype not in (torch.bool, query.dtype)):
+        return False
+    if not 0 <= dropout < 1 or (scale is not None and not math.isfinite(scale)):
+        return False
+    if not query.shape[0] == key.shape[0] == value.shape[0] or key.shape[2] != value.shape[2]:
+        return False
+    heads, groups = query.shape[1], key.shape[1]
+    if value.shape[1] != groups or (heads % groups if gqa else heads != groups):
+        return False
+    return 0 < query.shape[3] == key.shape[3] <= _LARGEST_HEAD and (
+        0 < value.shape[3] <= _LARGEST_HEAD
+    )
+
+
+def _pays(query: Tensor, key: Tensor, value: Tensor, mask: Any, causal: bool) -> bool:
+    """Where it was measured faster (bench/attn_bench.py): masks that leave tiles out, and the
+    backward of 16-bit numbers."""
+    if isinstance(query.shape[2], int) and query.shape[2] < _FEW_ROWS:
+        return False
+    if causal or (mask is not None and mask.dtype == torch.bool):
+        return True
+    trains = any(x.requires_grad for x in (query, key, value))
+    return trains and query.dtype != torch.float32

@@ -1,0 +1,122 @@
+"""scaled_dot_product_attention under backend="dvm": the operator takes it where it pays, and gives
+what eager gives, forward and backward."""
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("_dvm")
+
+import dvm.torch  # noqa: E402
+import torch.nn.functional as F  # noqa: E402
+from dvm.torch.rows_attn import attention  # noqa: E402
+
+F32, BF16 = torch.float32, torch.bfloat16
+
+
+def normal(*shape, dtype=F32, seed=0):
+    g = torch.Generator().manual_seed(seed + sum(shape))
+    return torch.randn(shape, generator=g).to(dtype).requires_grad_()
+
+
+def inputs(dtype=F32, heads=4, groups=4, rows=70, keys=70, d=24, d2=24):
+    return (
+        normal(2, heads, rows, d, dtype=dtype),
+        normal(2, groups, keys, d, dtype=dtype, seed=1),
+        normal(2, groups, keys, d2, dtype=dtype, seed=2),
+    )
+
+
+def padded(keep):
+    mask = torch.ones(2, 1, 1, 70, dtype=torch.bool)
+    mask[0, ..., keep:] = False
+    return mask
+
+
+# name: (tensors, keywords, whether the operator takes it)
+CALLS = {
+    "causal": (inputs(), {"is_causal": True}, True),
+    "causal_bf16": (inputs(BF16), {"is_causal": True}, True),
+    "causal_rectangle": (inputs(keys=90), {"is_causal": True}, True),
+    "gqa": (inputs(groups=2), {"is_causal": True, "enable_gqa": True}, True),
+    "scale": (inputs(), {"is_causal": True, "scale": 0.7}, True),
+    "narrow_values": (inputs(d2=16), {"is_causal": True}, True),
+    "padding": (inputs(), {"attn_mask": padded(40)}, True),
+    "bool_mask": (inputs(), {"attn_mask": torch.ones(70, 70, dtype=torch.bool).tril(3)}, True),
+    "no_keys": (inputs(), {"attn_mask": torch.ones(70, 70, dtype=torch.bool).tril(-3)}, True),
+    "full_bf16": (inputs(BF16), {}, True),
+    "float_mask_bf16": (
+        inputs(BF16),
+        {"attn_mask": torch.linspace(-3, 3, 70 * 70).reshape(1, 70, 70).to(BF16)},
+        True,
+    ),
+    "full": (inputs(), {}, False),
+    "few_rows": (inputs(rows=1), {}, False),
+    "three_dims": (tuple(x[0] for x in inputs()), {"is_causal": True}, False),
+}
+
+
+def taken():
+    return sum(n for (op, _), n in dvm.torch.summary().fallbacks.items() if "dvm.attention" in op)
+
+
+SLOW = pytest.mark.slow
+DYNAMIC = [pytest.param(n, True, marks=() if n in ("gqa", "padding") else SLOW) for n in CALLS]
+
+
+@pytest.mark.parametrize(("name", "dynamic"), [(n, False) for n in CALLS] + DYNAMIC)
+def test_sdpa(name, dynamic):
+    args, kw, want_taken = CALLS[name]
+    args = [x.detach().requires_grad_() for x in args]
+    torch.compiler.reset()
+    compiled = torch.compile(
+        lambda *x: F.scaled_dot_product_attention(*x, **kw), backend="dvm", dynamic=dynamic,
+        fullgraph=True,
+    )  # fmt: skip
+    got, want = compiled(*args), F.scaled_dot_product_attention(*args, **kw)
+    assert (taken() > 0) == want_taken
+    tolerance = {"rtol": 2e-5, "atol": 2e-5} if args[0].dtype == F32 else {"rtol": 0, "atol": 2e-2}
+    torch.testing.assert_close(got, want, **tolerance)
+    g = normal(*want.shape, dtype=want.dtype, seed=9).detach()
+    grads = [torch.autograd.grad(x, args, g) for x in (got, want)]
+    if args[0].dtype != F32:
+        tolerance["atol"] = 6e-2
+    for a, b in zip(*grads, strict=True):
+        torch.testing.assert_close(a, b, **tolerance)
+    torch.compiler.reset()
+
+
+def test_gradient_of_a_float_mask():
+    args = inputs(BF16)
+    mask = normal(1, 4, 70, 70, dtype=BF16, seed=4)
+    wide = [x.detach().double().requires_grad_() for x in (*args, mask)]
+    got = torch.autograd.grad(attention(*args, mask).float().sum(), mask)[0]
+    out = F.scaled_dot_product_attention(*wide[:3], wide[3])
+    want = torch.autograd.grad(out.sum(), wide[3])[0]
+    assert got.shape == mask.shape
+    torch.testing.assert_close(got.double(), want, rtol=0, atol=2e-2)
+
+
+def test_switched_off():
+    torch.compiler.reset()
+    compiled = torch.compile(
+        lambda *x: F.scaled_dot_product_attention(*x, is_causal=True), backend="dvm",
+        options={"disable_ops": ["scaled_dot_product_attention"]},
+    )  # fmt: skip
+    compiled(*inputs())
+    assert taken() == 0
+    torch.compiler.reset()
+
+
+def test_dropout_is_drawn_and_kept_for_the_backward():
+    q, k = inputs()[:2]
+    v = torch.eye(70).expand(2, 4, 70, 70).clone().requires_grad_()
+    torch.compiler.reset()
+    compiled = torch.compile(
+        lambda *x: F.scaled_dot_product_attention(*x, dropout_p=0.5, is_causal=True), backend="dvm"
+    )
+    out = compiled(q, k, v)
+    (dv,) = torch.autograd.grad(out, v, torch.eye(70).expand(2, 4, 70, 70).contiguous())
+    torch.testing.assert_close(dv, out.detach().transpose(-1, -2))
+    dropped = (out == 0).float().mean().item()
+    assert 0.70 < dropped < 0.80  # half of the lower triangle, and all of the upper
+    torch.compiler.reset()
