@@ -348,6 +348,23 @@ def test_moves(name, dtype):
     agree(MOVES[name], ints(dtype, 4, 6), ints(dtype, 4, 6, seed=1))
 
 
+@pytest.mark.parametrize("dim", [0, 1])
+@pytest.mark.parametrize(
+    "start, step", [(0, 2), (1, 2), (3, 4), (0, 9), (8, 3), (2, 20), (9, 2), (-3, 2)]
+)
+def test_slices_with_a_step(start, step, dim):
+    """At either end and inside, of several elements, one, none; what lies between stays."""
+    n, end = len(range(9)[start::step]), 2**63 - 1
+    for dtype in (F32, BF16, torch.int32):
+        x, y = ints(dtype, 9, 9), ints(dtype, 9, 9, seed=1)
+        agree(
+            lambda x, y: torch.slice_scatter(x + y, y.narrow(dim, 0, n) * 2, dim, start, end, step),
+            x,
+            y,
+        )
+        agree(lambda y: aten.slice_backward(y.narrow(dim, 0, n), [9, 9], dim, start, end, step), y)
+
+
 @pytest.mark.parametrize(
     "to", [F32, BF16, F16, torch.int32, torch.int64, torch.bool, torch.float64]
 )

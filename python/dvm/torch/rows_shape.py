@@ -305,12 +305,47 @@ def _between(e: Emitter, base: Val, src: Val, dim: int, start: Any, size: Any) -
 def slice_scatter(
     e: Emitter, base: Val, src: Val, dim: int = 0, start: Any = None, end: Any = None, step: Any = 1
 ) -> Val:
-    if step != 1:
-        raise Unsupported("slice with a step")
     dim = axis(dim, len(base.shape))
-    return _between(
-        e, _moved(e, base), _moved(e, src), dim, _clamped(e, start, base.shape[dim]), src.shape[dim]
-    )
+    start = _clamped(e, start, base.shape[dim])
+    base, src = _moved(e, base), _moved(e, src)
+    if step != 1:
+        return _strewn(e, src, dim, start, step, base)
+    return _between(e, base, src, dim, start, src.shape[dim])
+
+
+def _strewn(e: Emitter, src: Val, dim: int, start: Any, step: Any, base: Val | None = None) -> Val:
+    """src at start, start + step, ... along dim; between them base, or zeros.
+
+    All elements of src but the last come in groups of `step`, each with what follows it; the last
+    may have fewer behind it, so it stands by itself.
+    """
+    n, total = src.shape[dim], e.out.shape[dim]
+    if not (isinstance(step, int) and isinstance(n, int)):
+        raise Unsupported("slice with a step, of a size known at run time only")
+    before, after = list(e.out.shape[:dim]), list(e.out.shape[dim + 1 :])
+
+    def rest(at: Any, size: Any) -> Val:
+        if base is not None:
+            return cut(e, base, dim, at, size)
+        return full(e, 0, [*before, size, *after], e.out.dtype)
+
+    if n == 0:
+        return like(e("copy", rest(0, total)), src)
+    groups, parts = n - 1, [cut(e, src, dim, n - 1, 1)]
+    if groups:
+        heads = reshape(e, cut(e, src, dim, 0, groups), [*before, groups, 1, *after])
+        shape = [*before, groups, step, *after]
+        followers = reshape(e, rest(start, groups * step), shape)
+        followers.shape = shape
+        group = concat(e, [heads, cut(e, followers, dim + 1, 1, step - 1)], dim + 1)
+        parts.insert(0, reshape(e, group, [*before, groups * step, *after]))
+    if not (isinstance(start, int) and start == 0):
+        parts.insert(0, rest(0, start))
+    end = start + groups * step + 1
+    tail = total - end
+    if not (isinstance(tail, int) and tail == 0):
+        parts.append(rest(end, tail))
+    return concat(e, parts, dim) if len(parts) > 1 else like(e("copy", parts[0]), src)
 
 
 def _moved(e: Emitter, x: Val) -> Val:
@@ -346,10 +381,10 @@ def _into_zeros(e: Emitter, src: Val, dim: int, start: Any, size: Any) -> Val:
 def slice_backward(
     e: Emitter, grad: Val, sizes: Any, dim: int, start: Any, end: Any, step: Any
 ) -> Val:
-    if step != 1:
-        raise Unsupported("slice with a step")
     dim = axis(dim, len(e.out.shape))
     start = _clamped(e, start, e.out.shape[dim])
+    if step != 1:
+        return _strewn(e, _moved(e, grad), dim, start, step)
     return _into_zeros(e, _moved(e, grad), dim, start, grad.shape[dim])
 
 
