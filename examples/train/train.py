@@ -205,12 +205,10 @@ def draw(curves: dict[str, list[float]], path: Path) -> None:
 
 def work(a: argparse.Namespace, ranks: Ranks) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        if a.data:
-            data = shards(a.data)
-        else:
-            data = [Path(folder) / "tiny.tar"]
-            make_tiny(data[0], seed=a.seed)
-        run = Run(a, ranks, data)
+        tiny = Path(folder) / "tiny.tar"
+        run = Run(a, ranks, shards(a.data) if a.data else [tiny])
+        if not a.data:
+            make_tiny(tiny, seed=a.seed)
         run.out.mkdir(parents=True, exist_ok=True)
         curves = {}
         if a.curve and a.backend != "none":
@@ -243,6 +241,14 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"{who}: {lost}", file=sys.stderr, flush=True)
         time.sleep(2)  # the launcher sees the rank that died before the ones that noticed
         os._exit(3)  # the transport's threads may wait for the dead
+    except ModuleNotFoundError as error:
+        print(
+            f"{who}: the Python package {error.name} is not installed: './dev exec --models ...' "
+            "brings what the recipes need",
+            file=sys.stderr,
+            flush=True,
+        )
+        return 2
     except (Refused, ValueError, OSError) as error:
         print(f"{who}: {error}", file=sys.stderr, flush=True)
         return 2

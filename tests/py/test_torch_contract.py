@@ -76,7 +76,30 @@ def test_foreach_optimizer_step(name):
     want, got = run(None), run("dvm")
     same(got, want, rtol=2e-5, atol=2e-6)
     assert len(got[1]) == len(want[1]) > 0
-    assert any(g.kernels for g in graphs())
+    assert any(g.kernels for g in graphs()) and not dvm.torch.summary().fallbacks
+
+
+def test_foreach_overloads():
+    """What is taken apart: lists, numbers, lists of numbers, a tensor, values by name."""
+    x = [torch.rand(3, 4) + 0.5, torch.rand(5) + 0.5]
+    y = [torch.rand(3, 4) + 0.5, torch.rand(5) + 0.5]
+
+    def f(x, y, t):
+        f = torch
+        return (
+            f._foreach_add(x, y, alpha=2), f._foreach_sub(x, 0.5), f._foreach_mul(x, [2.0, 3.0]),
+            f._foreach_div(x, t), f._foreach_add(x, t, alpha=3), f._foreach_pow(x, y),
+            f._foreach_pow(2.0, x), f._foreach_pow(x, [2.0, 0.5]), f._foreach_maximum(x, 1.0),
+            f._foreach_minimum(x, [0.6, 0.7]), f._foreach_maximum(x, y), f._foreach_clamp_min(x, y),
+            f._foreach_addcmul(x, x, y, 0.3), f._foreach_addcdiv(x, x, y, value=0.3),
+            f._foreach_addcdiv(x, x, y, [0.1, 0.2]), f._foreach_addcmul(x, y, x, [0.5, 2.0]),
+            f._foreach_lerp(x, y, 0.25), f._foreach_lerp(x, y, x), f._foreach_round(x),
+            f._foreach_sigmoid(x), f._foreach_reciprocal(y), f._foreach_rsqrt(y),
+        )  # fmt: skip
+
+    want, got = f(x, y, torch.tensor(1.5)), compiled(f)(x, y, torch.tensor(1.5))
+    for a, b in zip(got, want, strict=True):
+        same(list(a), list(b), rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,53 @@ special_log_ndtr special_xlog1py split_with_sizes_copy squeeze_copy t_copy trans
 unsqueeze_copy _weight_norm_interface xlogy zero
 """
 
+# Lists of tensors (optimizers' steps): _foreach_NAME is torch.NAME of each tensor.
+FOREACH = """
+abs acos add addcdiv addcmul asin atan ceil clamp_max clamp_min cos cosh div erf erfc exp expm1
+floor frac lerp log log10 log1p log2 maximum minimum mul neg pow reciprocal round rsqrt sigmoid sign
+sin sinh sqrt sub tan tanh trunc
+"""
+BOUNDS = {"maximum": torch.clamp_min, "minimum": torch.clamp_max}  # with a number
+
+
+def each(op: Callable, values: bool) -> Callable:
+    """op of the i-th elements of the lists among the arguments; `values`: the fourth argument, a
+    number, goes by the name it has in addcmul and addcdiv.
+    """
+
+    def lists(*args: object, **kwargs: object) -> list[torch.Tensor]:
+        if values and len(args) > 3:
+            args, kwargs = args[:3], {"value": args[3]}
+        n = next(len(a) for a in args if isinstance(a, (list, tuple)))
+
+        def at(i: int, a: object) -> object:
+            return a[i] if isinstance(a, (list, tuple)) else a
+
+        return [
+            op(*(at(i, a) for a in args), **{k: at(i, a) for k, a in kwargs.items()})
+            for i in range(n)
+        ]
+
+    return lists
+
+
+def foreach_table() -> dict[torch._ops.OpOverload, Callable]:
+    """The functional overloads of _foreach_*. Those of addcmul and addcdiv with a tensor of numbers
+    stay whole.
+    """
+    out: dict[torch._ops.OpOverload, Callable] = {}
+    for name in FOREACH.split():
+        packet = getattr(torch.ops.aten, f"_foreach_{name}", None)
+        values = name in ("addcmul", "addcdiv")
+        for overload in packet.overloads() if packet is not None else ():
+            if overload.endswith("out") or (values and overload == "Tensor"):
+                continue
+            op = getattr(torch, name)
+            if overload in ("Scalar", "ScalarList"):
+                op = BOUNDS.get(name, op)
+            out[getattr(packet, overload)] = each(op, values)
+    return out
+
 
 @functools.cache
 def table() -> dict[torch._ops.OpOverload, Callable]:
@@ -31,4 +78,4 @@ def table() -> dict[torch._ops.OpOverload, Callable]:
     from torch._decomp import get_decompositions
 
     packets = (getattr(torch.ops.aten, name, None) for name in DECOMPOSED.split())
-    return get_decompositions([p for p in packets if p is not None])
+    return {**get_decompositions([p for p in packets if p is not None]), **foreach_table()}
