@@ -3,8 +3,9 @@
 
 usage: gen_docs.py [--check]
 
-docs/bytecode.md comes from include/dvm/ops.def, src/code/bc.def and src/code/strip.h. With --check
-nothing is written; the exit code is 1 when a page is not what the tables say.
+docs/bytecode.md comes from include/dvm/ops.def, src/code/bc.def and src/code/strip.h,
+docs/op-coverage.md from tests/py/torch_ops.txt. With --check nothing is written; the exit code is 1
+when a page is not what the tables say.
 """
 
 import re
@@ -162,7 +163,40 @@ def bytecode() -> str:
     return "\n".join(out)
 
 
-PAGES = {"docs/bytecode.md": bytecode}
+COVERAGE = """\
+# Operators of torch.compile(backend="dvm")
+
+<!-- Written by tools/gen_docs.py from tests/py/torch_ops.txt, which the tests that compare
+     operators with eager write (DVM_RECORD_OPS=1 ./dev test py:torch_ops). `./dev docs` writes it
+     anew. -->
+
+Which ATen overloads were compiled into kernels, and which ran as the operator of torch, in order,
+counted by `dvm.torch.summary()`. The dtypes (of the first tensor) are those that the tests ran and
+compared with eager. An overload that is not listed was in no test; it runs as the operator of
+torch. 16-bit floats are computed in float32.
+
+A row can be switched off, and torch runs the operator then:
+`options={{"disable_ops": ["softmax"]}}` or `DVM_DISABLE_OPS=softmax,aten.mul.Tensor`.
+
+{fused} overloads have kernels, {left} are left to torch.
+"""
+
+
+def coverage() -> str:
+    """The page docs/op-coverage.md."""
+    fused, left = [], []
+    for line in (ROOT / "tests/py/torch_ops.txt").read_text().splitlines():
+        if line.startswith("#"):
+            continue
+        op, dtypes, rest = (cell.strip() for cell in line.split("|"))
+        (fused if dtypes or not rest else left).append([f"`{op}`", dtypes or "no test", rest])
+    out = [COVERAGE.format(fused=len(fused), left=len(left)), "## In kernels\n"]
+    out.append(table(["overload", "tested dtypes", "dtypes left to torch (why)"], fused))
+    out += ["## Left to torch\n", table(["overload", "dtypes (why)"], [[r[0], r[2]] for r in left])]
+    return "\n".join(out)
+
+
+PAGES = {"docs/bytecode.md": bytecode, "docs/op-coverage.md": coverage}
 
 
 def main() -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 
 USAGE = """usage: python -m dvm doctor [--json]   what is installed and whether it works
+       python -m dvm cache ls|verify|clear   programs that torch.compile keeps on disk
        python -m dvm version"""
 
 
@@ -14,6 +15,10 @@ def main(argv: list[str]) -> int:
         from .doctor import main as doctor
 
         return doctor(argv[1:])
+    if argv[:1] == ["cache"] and argv[1:] in (["ls"], ["verify"], ["clear"]):
+        from .torch.cache import command
+
+        return command(argv[1])
     if argv[:1] in (["version"], ["--version"]):
         from . import __version__
 

@@ -70,6 +70,34 @@ def test_indexing_counts_from_the_end():
     compare(lambda i: w[i] * 2, *[(at(1, j),) for j in (4, -1, -5, -6, 5)])
 
 
+def test_indexing_with_several_tensors():
+    w = torch.randn(5, 3, 2)
+    calls = [(at(1, a), at(0, b)) for a in (4, -5, -6, 5) for b in (2, -3, 3, -4)]
+    s = compare(lambda i, j: w[i, j] * 2, *calls)
+    assert s.fallbacks == {}
+    compare(lambda i, j: w.mT[:, j % 2, i] + 1, *calls)
+
+
+def test_classes_of_pictures():
+    x, w = torch.randn(2, 3, 4, 5), torch.rand(3)
+    t = torch.randint(0, 3, (2, 4, 5))
+    t[0, 1, 2] = -100
+    bad = t.clone()
+    bad[1, 1, 1] = 3
+    for reduction in ("none", "mean", "sum"):
+        f = lambda x, t: F.cross_entropy(x, t, w, reduction=reduction)  # noqa: B023
+        s = compare(f, (x, t), (x, bad))
+        assert s.fallbacks == {}
+        torch._dynamo.reset()
+        grads = []
+        for g in (torch.compile(f, backend="dvm"), f):
+            leaf = x.clone().requires_grad_()
+            g(leaf, t).square().sum().backward()
+            grads.append(leaf.grad)
+        torch.testing.assert_close(*grads)
+        assert dvm.torch.summary().fallbacks == {}
+
+
 @pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
 def test_classes_out_of_range(reduction):
     x, w = torch.randn(4, 3), torch.rand(3)

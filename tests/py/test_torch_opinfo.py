@@ -1,8 +1,12 @@
 """torch's own samples of every operator it describes, through the lowering, against eager.
 
-Tier 2: about three minutes. Operators without a row run in torch, so this also checks that the two
-sides hand values over correctly.
+Tier 2: some minutes. Operators without a row run in torch, so this also checks that the two sides
+hand values over correctly. Gradients are those of torch's formulas, compiled with the function.
+
+DVM_OPINFO_SAMPLES=1 takes one sample of each kind. See optable.py for DVM_RECORD_OPS.
 """
+
+import os
 
 import pytest
 
@@ -10,6 +14,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("_dvm")
 pytest.importorskip("expecttest", reason="torch.testing._internal needs expecttest")
 
+import optable  # noqa: E402
 from dvm.torch.testing import lowered  # noqa: E402
 from torch._subclasses.fake_tensor import (  # noqa: E402
     DataDependentOutputException,
@@ -23,6 +28,7 @@ from torch.utils import _pytree as pytree  # noqa: E402
 
 pytestmark = pytest.mark.slow
 
+SAMPLES = int(os.environ.get("DVM_OPINFO_SAMPLES", "8"))
 # Random results, uninitialized memory, or a choice among equal answers.
 LEFT_OUT = (
     "bernoulli", "cauchy", "empty", "exponential", "geometric", "log_normal", "multinomial",
@@ -56,7 +62,7 @@ def test_samples(op):
             continue
         if dtype is torch.bfloat16 and op.name in ROUNDED_INSIDE:
             continue
-        for sample in list(op.sample_inputs("cpu", dtype))[:8]:
+        for sample in list(op.sample_inputs("cpu", dtype))[:SAMPLES]:
             compare(op, sample, dtype)
 
 
@@ -83,10 +89,76 @@ def compare(op, sample, dtype):
         ):
             return  # the op reads values: Dynamo would not put it into a graph
         got = low(*map(copied, tensors))
+        optable.note(low)
     for g, w in zip(pytree.tree_leaves(got), pytree.tree_leaves(want), strict=True):
         if isinstance(w, torch.Tensor):
             rtol, atol = TOLERANCE.get(w.dtype, (1e-7, 1e-7))
             torch.testing.assert_close(g, w, rtol=rtol, atol=atol, equal_nan=True)
+    assert not any(reason.startswith("engine") for _, reason in low.fallbacks), low.fallbacks
+
+
+# torch itself has no formula, or an answer that depends on rounding in the forward pass.
+NO_GRADIENT = ("nn.functional.ctc_loss", "linalg", "svd", "nn.functional.gaussian_nll_loss")
+GRADIENT_CASES = [
+    op for op in CASES if op.supports_autograd and not op.name.startswith(NO_GRADIENT)
+]
+
+
+@pytest.mark.parametrize(
+    "op", GRADIENT_CASES, ids=lambda op: f"{op.name}.{op.variant_test_name}".rstrip(".")
+)
+def test_gradients(op):
+    for dtype in (torch.float32, torch.bfloat16):
+        if not op.supports_dtype(dtype, "cpu") or op.name in ROUNDED_INSIDE:
+            continue
+        for sample in list(op.sample_inputs("cpu", dtype, requires_grad=True))[: min(SAMPLES, 3)]:
+            compare_gradients(op, sample, dtype)
+
+
+def compare_gradients(op, sample, dtype):
+    leaves, spec = pytree.tree_flatten((sample.input, sample.args, sample.kwargs))
+    at = [i for i, a in enumerate(leaves) if isinstance(a, torch.Tensor) and a.requires_grad]
+    tensors = [leaves[i].detach() for i in at]
+
+    def f(*ts):
+        full = list(leaves)
+        with torch.enable_grad():
+            ts = [t.detach().requires_grad_() for t in ts]
+            for i, t in zip(at, ts, strict=True):
+                full[i] = t
+            first, args, kwargs = pytree.tree_unflatten(full, spec)
+            out = op.op(first, *args, **kwargs)
+            if sample.output_process_fn_grad is not None:
+                out = sample.output_process_fn_grad(out)
+            floats = [
+                o for o in pytree.tree_leaves(out)
+                if isinstance(o, torch.Tensor) and o.requires_grad and not o.is_complex()
+            ]  # fmt: skip
+            if not floats:
+                return []
+            loss = sum((o.float() * (1 + o.detach().float().sign() / 4)).sum() for o in floats)
+            grads = torch.autograd.grad(loss, ts, allow_unused=True)
+        return [g for g in grads if g is not None]
+
+    try:
+        want = f(*map(copied, tensors))
+        low = lowered(f, *tensors)
+    except (
+        DataDependentOutputException,
+        DynamicOutputShapeException,
+        GuardOnDataDependentSymNode,
+    ):
+        return
+    except RuntimeError as error:
+        if "can't be called" in str(error) or "Cannot call" in str(error):
+            return
+        raise
+    with torch.no_grad():
+        got = low(*map(copied, tensors))
+    optable.note(low)
+    rtol, atol = (1e-4, 1e-4) if dtype is torch.float32 else (3.2e-2, 6.4e-2)
+    for g, w in zip(got, want, strict=True):
+        torch.testing.assert_close(g, w, rtol=rtol, atol=atol, equal_nan=True)
     assert not any(reason.startswith("engine") for _, reason in low.fallbacks), low.fallbacks
 
 

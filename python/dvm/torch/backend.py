@@ -24,7 +24,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import GraphModule, Node
 
-from . import debug, decomp, stats
+from . import cache, debug, decomp, stats
 from .codegen import HEADER, Program, generate
 from .kernel_text import KernelText
 from .options import OptionError, Options, parse_options
@@ -218,8 +218,10 @@ def build(
     rescued = Counter() if rescued is None else rescued
 
     refused: dict[Node, str] = {}
+    name_on_disk = cache.key(gm, options) if options.cache else None
+    known = cache.load(name_on_disk, gm) if name_on_disk else None
     while True:
-        program = generate(gm, options, refused)
+        program = known or generate(gm, options, refused)
         namespace = dict(program.constants)
         if options.check:
             for k in program.kernels:
@@ -233,11 +235,17 @@ def build(
             for text in program.calls:
                 line = _execute(text, line, name, namespace)
         except dvm.Error as error:
+            if known is not None:
+                known = None  # lower it after all
+                continue
             if kernel is None:
                 raise
             stats.log.warning("%s: the engine refuses %s: %s", name, kernel.name, error)
             refused.update(dict.fromkeys(kernel.fused, f"engine: {error}"))
             continue
+        stats.count_cache(name_on_disk is not None, known is not None)
+        if name_on_disk and known is None and not refused:
+            cache.save(name_on_disk, program)
         for k in program.kernels:
             rescue = Rescue(k.name, _reference(k), len(k.outputs), k.in_place, rescued)
             namespace[k.name].run.__self__.set_rescue(rescue)

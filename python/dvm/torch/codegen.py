@@ -70,7 +70,7 @@ class Program(NamedTuple):
     kernels: list[KernelText]
     calls: list[str]  # def call(args) behind those of the subgraphs it calls
     constants: dict[str, Any]  # values that have no text: attributes of the graph
-    parts: list[Partition]  # of the graph and its subgraphs
+    parts: list[Any]  # Partitions of the graph and its subgraphs, or what cache.py restored
 
     def source(self) -> str:
         """The text that runs."""
@@ -83,7 +83,7 @@ class Program(NamedTuple):
     @property
     def fused(self) -> int:
         """ATen nodes inside kernels."""
-        return sum(list(p.kinds.values()).count(Kind.KERNEL) for p in self.parts)
+        return sum(p.fused for p in self.parts)
 
     @property
     def fallbacks(self) -> Counter:

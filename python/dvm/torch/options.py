@@ -30,6 +30,7 @@ class Options:
     strict       round 16-bit floats after every operation, as eager does (DVM_STRICT=1)
     check        compare every kernel run with torch, op by op, and raise on a difference
                  (DVM_CHECK=1)
+    cache        keep programs on disk and take them from there, see cache.py (DVM_CACHE=1)
     debug_dir    folder for output_code.py and its companions (DVM_DEBUG_DIR; with
                  TORCH_COMPILE_DEBUG=1 torch's own debug folder is taken)
     """
@@ -37,6 +38,7 @@ class Options:
     disable_ops: frozenset[str] = frozenset()
     strict: bool = False
     check: bool = False
+    cache: bool = False
     debug_dir: str = ""
 
 
@@ -64,6 +66,7 @@ def parse_options(options: Mapping | None, mode: str | None) -> Options:
         | _names("disable_ops", given.get("disable_ops", ())),
         strict=_flag("strict", given.get("strict"), "DVM_STRICT"),
         check=_flag("check", given.get("check"), "DVM_CHECK"),
+        cache=_flag("cache", given.get("cache"), "DVM_CACHE"),
         debug_dir=_path(given.get("debug_dir")),
     )
 

@@ -56,6 +56,11 @@ class Partition(NamedTuple):
     reasons: dict[Node, str]  # why TORCH nodes are not in a kernel
     steps: list[Step]
 
+    @property
+    def fused(self) -> int:
+        """Nodes inside kernels."""
+        return list(self.kinds.values()).count(Kind.KERNEL)
+
     def fallbacks(self) -> Counter:
         """What torch runs, by op and reason. Checks of sizes are not tensor work."""
         return Counter(

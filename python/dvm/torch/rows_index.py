@@ -7,6 +7,7 @@ refuse negative positions, so these are moved out of range first.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -76,26 +77,48 @@ def gather(e: Emitter, x: Val, dim: int, index: Val, *, sparse_grad: bool = Fals
 
 @row("index.Tensor", "_unsafe_index.Tensor")
 def index(e: Emitter, x: Val, indices: Sequence[Val | None]) -> Val:
-    """x[:, i]: one index tensor. x[i, j] and masks are torch's."""
-    given = [(d, i) for d, i in enumerate(indices) if i is not None]
-    if len(given) != 1:
-        raise Unsupported("several index tensors")
-    d, i = given[0]
-    return take(e, x, i, d)
+    """x[:, i] and x[:, i, j]: index tensors side by side. Masks are torch's."""
+    given = [d for d, i in enumerate(indices) if i is not None]
+    first, n = given[0], len(given)
+    if given != list(range(first, first + n)):
+        raise Unsupported("index tensors that are not side by side")
+    if n == 1:
+        return take(e, x, indices[first], first)
+    sizes = x.shape[first : first + n]
+    if not all(isinstance(s, int) for s in sizes):
+        raise Unsupported("several index tensors over sizes known at run time only")
+    # One index into the axes as one, out of every range where one of its parts is.
+    flat = inside = None
+    for i, size in zip(indices[first : first + n], sizes, strict=True):
+        i = e.cast(_index(i), torch.int64)
+        below = e("less", i, 0, dtype=torch.bool)
+        front = e("select", below, e("add", i, size), i, dtype=torch.int64)
+        fits = e(
+            "logical_and",
+            e("greater_equal", front, 0, dtype=torch.bool),
+            e("less", front, size, dtype=torch.bool),
+        )
+        flat = front if flat is None else e("add", e("mul", flat, size), front)
+        inside = fits if inside is None else e("logical_and", inside, fits)
+    beyond = torch.iinfo(torch.int64).max
+    flat = e("select", inside, flat, beyond, dtype=torch.int64)
+    merged = [*x.shape[:first], math.prod(sizes), *x.shape[first + n :]]
+    return take(e, reshape(e, x, merged), flat, first)
 
 
-@row("nll_loss_forward.default")
+@row("nll_loss_forward.default", "nll_loss2d_forward.default")
 def nll_loss(
     e: Emitter, x: Val, target: Val, weight: Val | None, reduction: int, ignore: int
 ) -> tuple:
-    if len(x.shape) != 2:
+    if len(x.shape) not in (2, 4):
         raise Unsupported("target without a batch")
     _index(target)
-    n = x.shape[0]
+    rows = list(range(len(target.shape)))
     loss_dtype, total_dtype = (t.dtype for t in e.out)
     kept = e("not_equal", target, ignore, dtype=torch.bool)
     safe = _from_front(e, e("select", kept, target, 0, dtype=target.dtype))
-    picked = reshape(e, take_along(e, x, reshape(e, safe, (n, 1)), 1), (n,))
+    column = [x.shape[0], 1, *x.shape[2:]]
+    picked = reshape(e, take_along(e, x, reshape(e, safe, column), 1), target.shape)
     loss = e("neg", e.as_float(picked))
     ones = e.number(1.0)
     if weight is not None:
@@ -105,8 +128,8 @@ def nll_loss(
     if reduction == 0:
         return e.result(loss, loss_dtype), e.result(e.number(0.0), total_dtype)
     share = e("select", kept, ones, 0.0, dtype=torch.float32)
-    total = fold(e, "sum", share, [0], False)
-    loss = fold(e, "sum", loss, [0], False)
+    total = fold(e, "sum", share, rows, False)
+    loss = fold(e, "sum", loss, rows, False)
     if reduction == 1:
         loss = e("div", loss, total)
     return e.result(loss, loss_dtype), e.result(total, total_dtype)

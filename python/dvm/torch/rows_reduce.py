@@ -351,7 +351,7 @@ def cumsum(e: Emitter, x: Val, dim: int, *, dtype: torch.dtype | None = None) ->
 # ------------------------------------------------------------------------- losses over classes
 
 
-@row("nll_loss_backward.default")
+@row("nll_loss_backward.default", "nll_loss2d_backward.default")
 def nll_loss_backward(
     e: Emitter,
     grad: Val,
@@ -362,22 +362,23 @@ def nll_loss_backward(
     ignore: int,
     total: Val,
 ) -> Val:
-    if len(x.shape) != 2:
+    if len(x.shape) not in (2, 4):
         raise Unsupported("target without a batch")
-    n, classes = x.shape
-    t = reshape(e, target, (n, 1))
+    column = [x.shape[0], 1, *x.shape[2:]]
+    ones = [1] * (len(x.shape) - 2)
+    t = reshape(e, target, column)
     g = e.as_float(grad)
     if reduction == 0:
-        g = reshape(e, g, (n, 1))
+        g = reshape(e, g, column)
     elif reduction == 1:
         g = e("div", g, e.as_float(total))
     g = e("neg", g)
     if weight is not None:
-        g = e("mul", reshape(e, e.as_float(weight), (1, classes)), g)
-    column = e("iota", e.sizes((1, classes)), 1, torch.int64, dtype=torch.int64)
+        g = e("mul", reshape(e, e.as_float(weight), (1, x.shape[1], *ones)), g)
+    classes = e("iota", e.sizes((1, x.shape[1], *ones)), 1, torch.int64, dtype=torch.int64)
     hit = e(
         "logical_and",
-        e("equal", column, t, dtype=_bool),
+        e("equal", classes, t, dtype=_bool),
         e("not_equal", t, ignore, dtype=_bool),
         dtype=_bool,
     )

@@ -72,6 +72,8 @@ class Summary:
     recompiles: list[tuple[str, str]] = field(default_factory=list)
     breaks: list[tuple[str, str]] = field(default_factory=list)
     given_up: list[tuple[str, str]] = field(default_factory=list)
+    cache_hits: int = 0
+    cache_misses: int = 0
 
     @property
     def kernels(self) -> int:
@@ -108,6 +110,8 @@ class Summary:
             f"dvm: intermediate values: {sum(g.planned_bytes for g in self.graphs)} bytes planned,"
             f" {sum(g.naive_bytes for g in self.graphs)} with memory of their own",
         ]
+        if self.cache_hits or self.cache_misses:
+            lines.append(f"dvm: cache: {self.cache_hits} found, {self.cache_misses} not found")
         for (op, reason), n in self.fallbacks.most_common():
             lines.append(f"dvm:   {n} x {op}: {reason}")
         for what in ("recompiles", "breaks", "given_up"):
@@ -123,6 +127,7 @@ class Summary:
 _graphs: list[GraphRecord] = []
 _aot_seconds = 0.0
 _compile_ids: set[str] = set()
+_cache: Counter = Counter()  # found on disk or not
 _since = 0.0  # time of the last reset; torch counts compile ids from 0 again after one
 
 
@@ -144,6 +149,7 @@ def add_aot(seconds: float, compile_id: str | None) -> None:
 def summary() -> Summary:
     """What the backend has compiled so far in this process."""
     result = Summary(list(_graphs), aot_seconds=_aot_seconds)
+    result.cache_hits, result.cache_misses = _cache[True], _cache[False]
     names: dict[str, str] = {}
     for m in _metrics():
         number = m.compile_id.partition("/")[0]
@@ -169,6 +175,11 @@ def _line(reason: str) -> str:
     return reason.strip().partition("\n")[0]
 
 
+def count_cache(asked: bool, found: bool) -> None:
+    if asked:
+        _cache[found] += 1
+
+
 def dvm_seconds() -> float:
     return sum(g.dvm_seconds for g in _graphs)
 
@@ -177,6 +188,7 @@ def reset() -> None:
     global _aot_seconds, _since
     _graphs.clear()
     _compile_ids.clear()
+    _cache.clear()
     _aot_seconds = 0.0
     _since = time.time()
 
