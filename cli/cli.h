@@ -20,7 +20,7 @@ struct options {
     unsigned long long seed;
     int threads, repeat;
     const char *device, *isa;
-    bool has_fill, check, print, no_time, json;
+    bool has_fill, check, print, no_time, json, native;
 };
 
 /* cli_args.c: false with a message when the command line is wrong. */

@@ -21,6 +21,7 @@ static const struct option {
     {"device", "NAME", "cpu, or ref: the scalar reference"},
     {"isa", "LEVEL", "highest instruction set used: base, avx2, avx512"},
     {"threads", "N", "threads, as DVM_NUM_THREADS"},
+    {"native", NULL, "machine code: below each instruction of a strip the bytes that came from it"},
     {"json", NULL, "for programs"},
 };
 enum { NOPTIONS = sizeof options / sizeof *options };
@@ -111,6 +112,7 @@ static bool set_option(struct options *o, const char *name, const char *value) {
     o->check |= !strcmp(name, "check");
     o->print |= !strcmp(name, "print");
     o->no_time |= !strcmp(name, "no-time");
+    o->native |= !strcmp(name, "native");
     o->json |= !strcmp(name, "json");
     return true;
 }

@@ -85,6 +85,29 @@ static bool executable_memory(void) {
     return ok;
 }
 
+/* Why kernels are not machine code here; "" when they are. The library's account of a kernel says so. */
+static void no_machine_code(char *why, size_t cap) {
+    static const char mark[] = "no machine code: ",
+                      text[] = "kernel vector (x: f32[8]) { %a = neg %x store %a }";
+    dvm_ctx *c = NULL;
+    dvm_graph *g = NULL;
+    dvm_kernel *k = NULL;
+    char *told = NULL;
+    why[0] = 0;
+    if (!dvm_ctx_create(NULL, &c) && !dvm_graph_parse(c, "doctor", text, sizeof text - 1, &g) &&
+        !dvm_compile(g, &k) && !dvm_kernel_text(k, DVM_TEXT_EXPLAIN, &told)) {
+        const char *at = strstr(told, mark);
+        if (at) {
+            at += sizeof mark - 1;
+            snprintf(why, cap, "%.*s", (int)strcspn(at, "\n"), at);
+        }
+    }
+    dvm_string_free(&told);
+    dvm_kernel_destroy(&k);
+    dvm_graph_destroy(&g);
+    dvm_ctx_destroy(&c);
+}
+
 static void cache_folder(char *buf, size_t cap) {
     const char *own = getenv("DVM_CACHE_DIR"), *xdg = getenv("XDG_CACHE_HOME"),
                *home = getenv("HOME");
@@ -114,6 +137,7 @@ static const struct {
     const char *name, *effect;
 } variables[] = {
     {"DVM_ISA", "highest instruction set used: base, avx2, avx512"},
+    {"DVM_JIT", "0: no machine code, the tile VM runs everything"},
     {"DVM_NUM_THREADS", "threads of a new context"},
     {"DVM_CACHE_DIR", "folder of program files"},
     {"DVM_DEBUG_DIR", "folder of debug files"},
@@ -140,8 +164,12 @@ static void print_json(const struct level *l, int n, const char *used, int threa
                        const char *cache) {
     printf("{\"version\": \"%s\", \"format\": %d, \"used\": ", dvm_version(), DVM_FORMAT);
     json_string(used);
-    printf(", \"threads\": %d, \"executable_memory\": %s, \"cache\": {\"folder\": ", threads,
+    char why[160];
+    no_machine_code(why, sizeof why);
+    printf(", \"threads\": %d, \"executable_memory\": %s, \"no_machine_code\": ", threads,
            executable_memory() ? "true" : "false");
+    json_string(why);
+    printf(", \"cache\": {\"folder\": ");
     json_string(cache);
     printf(", \"writable\": %s}, \"environment\": {", can_write(cache) ? "true" : "false");
     const char *sep = "";
@@ -197,9 +225,11 @@ static void print_text(const struct level *l, int n, const char *used, int threa
                        const char *cache) {
     printf("dvm %s, text and bytecode format %d\n", dvm_version(), DVM_FORMAT);
     printf("  used               %s, %d thread%s\n", used, threads, threads == 1 ? "" : "s");
-    printf("  executable memory  %s\n",
-           executable_memory() ? "allowed"
-                               : "not allowed: the tile VM runs everything, with the same results");
+    char why[160];
+    no_machine_code(why, sizeof why);
+    printf("  executable memory  %s\n", executable_memory() ? "allowed" : "not allowed");
+    printf("  machine code       %s%s\n", *why ? why : "used",
+           *why ? ": the tile VM runs everything, with the same results" : "");
     printf("  cache folder       %s (%s)\n", cache,
            can_write(cache) ? "writable" : "not writable: nothing is kept between processes");
     char python[640];

@@ -35,7 +35,7 @@ static int show_stages(const struct options *o, const enum dvm_stage *stage, int
 }
 
 int cmd_dis(const struct options *o) {
-    return show_stages(o, (enum dvm_stage[]){DVM_TEXT_PLAN}, 1);
+    return show_stages(o, (enum dvm_stage[]){o->native ? DVM_TEXT_NATIVE : DVM_TEXT_PLAN}, 1);
 }
 
 int cmd_explain(const struct options *o) {

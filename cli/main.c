@@ -17,8 +17,9 @@ static const struct command {
      "dvm run softmax.dvm --threads 1 --repeat 100"},
     {"text", cmd_text, " FILE", "read a kernel and write it in its plain form",
      "dvm text softmax.dvm"},
-    {"dis", cmd_dis, " FILE" RUN, "show the plan and the bytecode",
-     "dvm dis softmax.dvm --shape m=1000,n=777"},
+    {"dis", cmd_dis, " FILE native" RUN, "show the plan and the bytecode, or the machine code",
+     "dvm dis softmax.dvm --shape m=1000,n=777\n"
+     "dvm dis softmax.dvm --shape m=1000,n=777 --native"},
     {"explain", cmd_explain, " FILE" RUN,
      "show the kernels chosen and why, bytes moved, compile time",
      "dvm explain softmax.dvm --shape m=1000,n=777"},
@@ -29,9 +30,9 @@ static const struct command {
 };
 enum { NCOMMANDS = sizeof commands / sizeof *commands };
 
-static const char *const option_order[] = {"shape",  "random", "fill",    "seed",
-                                           "check",  "print",  "repeat",  "no-time",
-                                           "device", "isa",    "threads", "json"};
+static const char *const option_order[] = {"shape",   "random", "fill",    "seed",   "check",
+                                           "print",   "repeat", "no-time", "device", "isa",
+                                           "threads", "native", "json"};
 
 static void usage(FILE *f) {
     fputs("usage: dvm COMMAND [FILE] [OPTIONS]\n\n", f);

@@ -244,10 +244,17 @@ typedef struct dvm_stats {
 DVM_API dvm_status dvm_kernel_stats(const dvm_kernel *k, dvm_stats *out);
 
 /* ---- text ------------------------------------------------------------------------------------------ */
-enum dvm_stage { DVM_TEXT_GRAPH, DVM_TEXT_OPT, DVM_TEXT_PLAN, DVM_TEXT_CODE, DVM_TEXT_EXPLAIN };
+enum dvm_stage {
+    DVM_TEXT_GRAPH,
+    DVM_TEXT_OPT,
+    DVM_TEXT_PLAN,
+    DVM_TEXT_CODE,
+    DVM_TEXT_EXPLAIN,
+    DVM_TEXT_NATIVE
+};
 /* Strings are freed with dvm_string_free. */
 DVM_API dvm_status dvm_graph_text(const dvm_graph *g, char **out);
-/* stage PLAN, CODE and EXPLAIN: of the newest shape run, or of a static kernel. */
+/* stage PLAN and later: of the newest shape run, or of a static kernel. */
 DVM_API dvm_status dvm_kernel_text(const dvm_kernel *k, enum dvm_stage stage, char **out);
 /* file is a name for messages. The first kernel of the text. Errors name file:line:column. */
 DVM_API dvm_status dvm_graph_parse(dvm_ctx *ctx, const char *file, const char *text, size_t n,

@@ -119,6 +119,7 @@ struct dvm_code {
     size_t scratch;
     const char *tier;
     struct dvm_strip strip; /* owned copy */
+    char refused[120];      /* by tiers that were asked before, and why; filled by their caller */
 };
 
 /* bytecode checks: every index in range, types of ops.def, modes. Nothing that passes can read or write outside its

@@ -15,9 +15,16 @@ const char *dvm_version(void) {
 static dvm_status compile_strip(void *user, const struct dvm_strip *s, struct dvm_code **out) {
     struct dvm_ctx *c = user;
     dvm_status st = DVM_ERR_UNSUPPORTED;
+    char refused[sizeof(*out)->refused] = "";
     DVM_TRY(dvm_strip_verify(s));
-    for (int i = 0; i < c->ntier && st == DVM_ERR_UNSUPPORTED; i++)
+    for (int i = 0; i < c->ntier && st == DVM_ERR_UNSUPPORTED; i++) {
+        size_t n = strlen(refused);
         st = c->tier[i].compile(&c->tier[i], &c->mem, s, out);
+        if (st == DVM_ERR_UNSUPPORTED)
+            snprintf(refused + n, sizeof refused - n, "%s%s: %s", n ? "; " : "", c->tier[i].name,
+                     dvm_error_text());
+    }
+    if (st == DVM_OK) memcpy((*out)->refused, refused, sizeof refused);
     return st;
 }
 
@@ -41,6 +48,7 @@ static dvm_status pick_device(struct dvm_ctx *c, const dvm_options *o) {
     DVM_TRY(dvm_dev_cpu(o->isa, &vm));
     DVM_TRY(dvm_gemm_isa(vm.isa, &c->gemm));
     bool jit = dvm_dev_jit(vm.isa, &c->tier[0]) == DVM_OK;
+    if (!jit) snprintf(c->no_jit, sizeof c->no_jit, "%s", dvm_error_text());
     c->ntier = jit;
     c->tier[c->ntier++] = vm;
     DVM_TRY(dvm_dev_ref(&c->tier[c->ntier++]));

@@ -1,5 +1,7 @@
 /* What became of a kernel, as text: the graph as built and in normal form, the plan, its bytecode, and an account for
  * people. Plans are those of the newest shape. */
+#include <string.h>
+
 #include "base/fpenv.h"
 #include "code/strip_text.h"
 #include "graph/graph_text.h"
@@ -43,6 +45,34 @@ static void write_phase_code(const struct dvm_plan *p, uint32_t i, int f, struct
 static void write_code(const struct dvm_plan *p, struct dvm_text *t) {
     for (uint32_t i = 0; i < p->nkernel; i++)
         for (int f = 0; f < p->kernel[i].nphase; f++) write_phase_code(p, i, f, t);
+}
+
+/* ---- machine code --------------------------------------------------------------------------------- */
+
+static const struct dvm_dev *tier_of(const struct dvm_ctx *c, const char *name) {
+    int i = 0;
+    while (strcmp(c->tier[i].name, name)) i++;
+    return &c->tier[i];
+}
+
+/* Every strip once: kernels share them. */
+static dvm_status write_native(const struct dvm_kernel *k, const struct dvm_plan *p,
+                               struct dvm_text *t) {
+    for (uint32_t s = 0; s < p->nstrip; s++) {
+        const struct dvm_code *code = p->code[s];
+        const struct dvm_dev *dev = tier_of(k->ctx, code->tier);
+        uint32_t kernel = 0;
+        int phase = 0;
+        first_use(p, s, &kernel, &phase);
+        PUT("; strip %u, kernel %u, phase %d: %s\n", s, kernel, phase, code->tier);
+        if (code->refused[0]) PUT("; refused by %s\n", code->refused);
+        if (dev->list)
+            DVM_TRY(dev->list(dev, &k->mem, &p->strip[s], t));
+        else
+            PUT("; %s\n", k->ctx->no_jit[0] ? k->ctx->no_jit : "no machine code");
+        PUT("\n");
+    }
+    return DVM_OK;
 }
 
 /* ---- for people ------------------------------------------------------------------------------------ */
@@ -149,6 +179,7 @@ static void explain_phase(const struct dvm_kernel *k, const struct dvm_plan *p,
             f->pass == DVM_MODE_MAP ? over[0][0] : over[f->pass][0]);
     PUT(", %u instruction%s, strip %u (%s)\n", s->nins, s->nins == 1 ? "" : "s", f->strip,
         p->code[f->strip]->tier);
+    if (p->code[f->strip]->refused[0]) PUT("      refused by %s\n", p->code[f->strip]->refused);
     for (int role = DVM_ROLE_LOAD; role <= DVM_ROLE_IOTA; role++) explain_role(k, p, f, role, t);
 }
 
@@ -244,6 +275,25 @@ static void explain_kernel(const struct dvm_kernel *k, const struct dvm_plan *p,
     for (int f = 0; f < kp->nphase; f++) explain_phase(k, p, kp, f, t);
 }
 
+/* "tiers: jit 3 strips, vm 1 strip (1 refused by others)" */
+static void explain_tiers(const struct dvm_kernel *k, const struct dvm_plan *p,
+                          struct dvm_text *t) {
+    const struct dvm_ctx *c = k->ctx;
+    uint32_t refused = 0;
+    const char *sep = "tiers: ";
+    for (uint32_t s = 0; s < p->nstrip; s++) refused += p->code[s]->refused[0] != 0;
+    for (int i = 0; i < c->ntier; i++) {
+        uint32_t n = 0;
+        for (uint32_t s = 0; s < p->nstrip; s++) n += !strcmp(p->code[s]->tier, c->tier[i].name);
+        if (!n) continue;
+        PUT("%s%s %u strip%s", sep, c->tier[i].name, n, n == 1 ? "" : "s");
+        sep = ", ";
+    }
+    if (refused) PUT(" (%u refused by a faster tier)", refused);
+    if (c->no_jit[0]) PUT("; %s", c->no_jit);
+    PUT("\n");
+}
+
 static void write_explain(const struct dvm_kernel *k, const struct launch_record *r,
                           const dvm_stats *s, struct dvm_text *t) {
     const struct dvm_plan *p = r->plan;
@@ -262,6 +312,7 @@ static void write_explain(const struct dvm_kernel *k, const struct launch_record
     PUT("; newest plan made in %.1f us, %lld plans for %lld shapes, %lld strips compiled\n",
         (double)s->compile_ns / 1e3, (long long)s->plans, (long long)s->shapes,
         (long long)s->strips);
+    if (p->nstrip) explain_tiers(k, p, t);
     for (uint32_t i = 0; i < p->nkernel; i++) explain_kernel(k, p, i, t);
 }
 
@@ -285,15 +336,16 @@ static dvm_status write_planned(struct dvm_kernel *k, enum dvm_stage stage, stru
     if (stage == DVM_TEXT_PLAN) dvm_plan_write(r->plan, t);
     if (stage == DVM_TEXT_CODE) write_code(r->plan, t);
     if (stage == DVM_TEXT_EXPLAIN) write_explain(k, r, &s, t);
+    dvm_status st = stage == DVM_TEXT_NATIVE ? write_native(k, r->plan, t) : DVM_OK;
     dvm_record_unref(k, r);
-    return DVM_OK;
+    return st;
 }
 
 dvm_status dvm_kernel_text(const dvm_kernel *k, enum dvm_stage stage, char **out) {
     if (!out) DVM_FAIL(ARG, "result pointer is NULL");
     *out = NULL;
     if (!k) DVM_FAIL(ARG, "kernel is NULL");
-    if ((unsigned)stage > DVM_TEXT_EXPLAIN) DVM_FAIL(ARG, "%d is no stage of a kernel", (int)stage);
+    if ((unsigned)stage > DVM_TEXT_NATIVE) DVM_FAIL(ARG, "%d is no stage of a kernel", (int)stage);
     struct dvm_kernel *w =
         (struct dvm_kernel *)(uintptr_t)k; /* the lock and the count of a record change */
     struct dvm_text t;

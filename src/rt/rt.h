@@ -24,6 +24,8 @@ struct dvm_ctx {
     size_t cache_bytes;
     struct dvm_gemm_isa gemm; /* k NULL: products by the scalar loop */
     char device[32];
+    char no_jit
+        [120]; /* why there is no tier of machine code; "" when there is, or none was wanted */
 };
 void dvm_ctx_ref(struct dvm_ctx *c);
 void dvm_ctx_unref(struct dvm_ctx *c);

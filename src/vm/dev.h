@@ -3,6 +3,7 @@
 #ifndef DVM_VM_DEV_H
 #define DVM_VM_DEV_H
 #include "base/mem.h"
+#include "base/text.h"
 #include "plan/plan.h"
 
 struct dvm_pool; /* threads: vm/pool.c */
@@ -15,6 +16,9 @@ struct dvm_dev {
     dvm_status (*compile)(const struct dvm_dev *d, const struct dvm_mem *m,
                           const struct dvm_strip *s, struct dvm_code **out);
     void (*destroy)(const struct dvm_dev *d, const struct dvm_mem *m, struct dvm_code *c);
+    /* The machine code of a strip as text; NULL: this tier makes none. */
+    dvm_status (*list)(const struct dvm_dev *d, const struct dvm_mem *m, const struct dvm_strip *s,
+                       struct dvm_text *out);
     const void *table; /* tier's own: kernel table of the ISA level */
 };
 

@@ -549,7 +549,7 @@ static void test_text(void **state) {
     FAILS(ARG, dvm_kernel_text(k, DVM_TEXT_PLAN, NULL));
     FAILS(ARG, dvm_kernel_text(NULL, DVM_TEXT_PLAN, &s));
     assert_null(s);
-    FAILS(ARG, dvm_kernel_text(k, (enum dvm_stage)5, &s));
+    FAILS(ARG, dvm_kernel_text(k, (enum dvm_stage)6, &s));
     FAILS(ARG, dvm_kernel_text(k, (enum dvm_stage) - 1, &s));
     FAILS(STATE, dvm_kernel_text(k, DVM_TEXT_PLAN, &s));
     FAILS(STATE, dvm_kernel_text(k, DVM_TEXT_CODE, &s));
@@ -559,8 +559,9 @@ static void test_text(void **state) {
     struct prog p;
     OK(prog_open(&p, ctx, text, "3, 4"));
     OK(prog_run(&p));
-    static const char *const holds[] = {"exp %x0", "exp %x0", "phase full", "exp.f32", "reads x0"};
-    for (int stage = DVM_TEXT_GRAPH; stage <= DVM_TEXT_EXPLAIN; stage++) {
+    static const char *const holds[] = {"exp %x0", "exp %x0",  "phase full",
+                                        "exp.f32", "reads x0", "strip 0, kernel 0, phase 0"};
+    for (int stage = DVM_TEXT_GRAPH; stage <= DVM_TEXT_NATIVE; stage++) {
         OK(dvm_kernel_text(p.k, (enum dvm_stage)stage, &s));
         if (!strstr(s, holds[stage])) fail_msg("\"%s\" is not in\n%s", holds[stage], s);
         dvm_string_free(&s);

@@ -22,7 +22,7 @@ static dvm_options options(struct balance *b) {
 /* ---- from nothing to a result ---------------------------------------------------------------------------------- */
 
 static dvm_status all_texts(const dvm_kernel *k) {
-    for (int stage = DVM_TEXT_GRAPH; stage <= DVM_TEXT_EXPLAIN; stage++) {
+    for (int stage = DVM_TEXT_GRAPH; stage <= DVM_TEXT_NATIVE; stage++) {
         char *text;
         dvm_status st = dvm_kernel_text(k, (enum dvm_stage)stage, &text);
         if (st != DVM_OK) {
