@@ -56,9 +56,9 @@ def test_breaks_have_reasons():
     assert where.startswith("f (test_torch_summary.py:") and "graph_break" in reason
 
 
-def test_running_eagerly_in_the_end_is_told(monkeypatch):
+@torch._dynamo.config.patch(recompile_limit=2)
+def test_running_eagerly_in_the_end_is_told():
     """torch stops compiling a function that it compiled too often, and says so once in its log."""
-    monkeypatch.setattr(torch._dynamo.config, "recompile_limit", 2)
     f = torch.compile(twice, backend="dvm")
     for n in (1, 2, 3):
         f(torch.ones([2] * n))
