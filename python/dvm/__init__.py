@@ -81,10 +81,10 @@ def __getattr__(name: str) -> object:
         from .runner import PyKernel
 
         return PyKernel
-    if name == "tester":
+    if name in ("tester", "torch"):  # need numpy, torch
         import importlib
 
-        return importlib.import_module("dvm.tester")
+        return importlib.import_module(f"dvm.{name}")
     raise AttributeError(f"module 'dvm' has no attribute {name!r}")
 
 

@@ -493,7 +493,13 @@ class Kernel(ops.Operations):
 
     def view_store(self, x: NDObject, stride: Any, dtype: Any = None) -> NDObject:
         """The next output, written with strides in elements; gaps keep their contents."""
-        return self._store("view_store", x, dtype, StoreSpec(shape_arg(stride)))
+        steps = shape_arg(stride)
+        if not self.dynamic and any(type(s) is int and s < 0 for s in steps or ()):
+            raise ShapeError(
+                f"view_store: strides are not negative, given {list(steps)}: an output begins at its "
+                "first element; store a reversed slice instead"
+            )
+        return self._store("view_store", x, dtype, StoreSpec(steps))
 
     def pad_store(self, x: NDObject, pad_size: Any, dtype: Any = None) -> NDObject:
         """The next output with the last axis enlarged by `pad_size` zeros. Older form: a tuple of

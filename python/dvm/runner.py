@@ -192,7 +192,7 @@ class PyKernel(Kernel):
         spec = ref._with
         shape = _numbers(spec.shape)
         if spec.strides is not None:
-            strides = _numbers(spec.strides)
+            strides = _numbers(spec.strides, signed=not spec.dynamic)
             if shape is not None and strides is not None:
                 return _strided(array, offset, shape, strides)
         if not offset:
@@ -202,11 +202,14 @@ class PyKernel(Kernel):
             return flat
         return flat[: int(np.prod(shape, dtype=np.int64))].reshape(shape)
 
+    def _steps(self, store: NDObject) -> tuple[int, ...] | None:
+        return _numbers(store._with.strides, signed=not self.dynamic)
+
     def _buffers(self, b: Build, args: Sequence[Any]) -> list[tuple[Any, Any]]:
         """Array and strided view of each output for these arguments."""
         out = []
         for store, (shape, _) in zip(b.outputs, b.kernel.infer(*args), strict=True):
-            strides = None if store._with.strides is None else _numbers(store._with.strides)
+            strides = None if store._with.strides is None else self._steps(store)
             array = self._held.get(store)
             if array is not None and store in self._users:
                 view = _fit(array, shape, strides)
@@ -291,13 +294,15 @@ def _no_groups() -> Exception:
     )
 
 
-def _numbers(shape: Any) -> tuple[int, ...] | None:
-    """A recorded shape as numbers, None when some are known at run time only."""
+def _numbers(shape: Any, signed: bool = False) -> tuple[int, ...] | None:
+    """A recorded shape as numbers, None when some are known at run time only. `signed`: strides,
+    none of which is a placeholder.
+    """
     out = []
     for d in shape:
         if isinstance(d, ScalarRef) and d.value is not None:
             d = int(d.value)
-        if not isinstance(d, int) or d < 0:
+        if not isinstance(d, int) or (d < 0 and not signed):
             return None
         out.append(d)
     if isinstance(shape, IntArrayRef) and shape._data is None:
@@ -308,7 +313,7 @@ def _numbers(shape: Any) -> tuple[int, ...] | None:
 def _extent(shape: Sequence[int], strides: Sequence[int]) -> int:
     if 0 in shape:
         return 0
-    return 1 + sum((d - 1) * s for d, s in zip(shape, strides, strict=True))
+    return 1 + sum((d - 1) * s for d, s in zip(shape, strides, strict=True) if s > 0)
 
 
 def _strided(array: np.ndarray, offset: int, shape: Sequence[int], strides: Sequence[int]) -> Any:
@@ -317,10 +322,12 @@ def _strided(array: np.ndarray, offset: int, shape: Sequence[int], strides: Sequ
         raise ShapeError(f"{len(shape)} sizes with {len(strides)} strides")
     flat = array.reshape(-1)
     need = _extent(shape, strides)
-    if offset < 0 or offset + need > flat.size:
+    first = offset - _extent(shape, [-s for s in strides]) + 1 if need else offset
+    if first < 0 or offset + need > flat.size:
+        begin = f" and begins at element {first}" if first < 0 else ""
         raise ShapeError(
             f"a view of shape {list(shape)} and strides {list(strides)} at {offset} needs "
-            f"{offset + need} elements, the array has {flat.size}"
+            f"{offset + need} elements{begin}, the array has {flat.size}"
         )
     step = array.itemsize
     return np.ndarray(tuple(shape), array.dtype, flat, offset * step, [s * step for s in strides])

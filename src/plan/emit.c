@@ -248,7 +248,9 @@ static struct popnd *memory(struct planner *p, struct sb *b, uint32_t n, const s
         const struct view *w = dvm_view_through(p, g, x, shape_of(p, x->in[0]), v, &ok);
         return ok ? memory(p, b, p->node.p[n].in[0], w, role) : NULL;
     }
-    bool root = x->cls == DVM_CLS_RED || x->mat || x->home >= 0 || dvm_is_product(x->op);
+    /* A stored output that a later kernel writes is no home for this one. */
+    bool root =
+        x->cls == DVM_CLS_RED || x->mat || (x->home >= 0 && earlier(x, g)) || dvm_is_product(x->op);
     if (!root || !earlier(x, g)) {
         stop_at(p, root ? STOP_GROUP : STOP_MAT, n);
         return NULL;

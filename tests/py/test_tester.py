@@ -52,6 +52,22 @@ def test_default_tolerances(dtype, eps):
         assert not t.check(out, a + 1)
 
 
+def test_reversed_views():
+    a = np.arange(12, dtype=F32).reshape(3, 4)
+    t = Tester("split")
+    t.store_expect(t.view_load((3, 4), (-4, 1), a, 8), a[::-1])
+    t.store_expect(t.view_load((3, 4), (4, -1), a, 3), a[:, ::-1])
+    t.store_expect(t.view_load((2, 3), (0, -1), a, 2), np.broadcast_to(a[0, 2::-1], (2, 3)))
+    assert t.run_check()
+    for offset, strides in ((7, (-4, 1)), (0, (4, -1)), (0, (-(1 << 61), 1))):
+        t = Tester()
+        t.store(t.view_load((3, 4), strides, a, offset))
+        with pytest.raises(dvm.ShapeError, match="begins at element -"):
+            t.run()
+    with pytest.raises(dvm.ShapeError, match="strides are not negative"):
+        t.view_store(t.load(a), (-4, 1))
+
+
 def test_nan_equals_nan():
     a = np.array([np.nan, 1], F32)
     t = Tester()

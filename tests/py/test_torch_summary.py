@@ -69,6 +69,12 @@ def test_running_eagerly_in_the_end_is_told():
     assert "dvm: 1 given up" in str(s)
 
 
+def test_summary_before_anything_was_compiled():
+    code = "import dvm; print(dvm.torch.summary())"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0 and "0 graphs" in done.stdout, done
+
+
 def output(**env):
     code = (
         "import torch\n"
