@@ -119,7 +119,9 @@ def test_glm_of_any_length():
 
 @pytest.mark.slow
 @pytest.mark.xfail(
-    raises=RuntimeError, reason="a view that torch runs finds other strides than traced"
+    raises=RuntimeError,
+    strict=True,
+    reason="a view that torch runs finds other strides than traced",
 )
 def test_qwen_of_any_length():
     """The class walks chunks of 64 in Python and fills the last: lengths below 64 share a graph, 64
