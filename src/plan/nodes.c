@@ -158,13 +158,29 @@ static uint32_t new_const(struct planner *p, int dtype, dvm_ref gref, int64_t bi
                                                .nat = 1});
 }
 
+/* A reshape or broadcast of node x (0: none) to the shape of n. */
+static uint32_t view_as(struct planner *p, const struct pnode *n, int op, uint32_t x) {
+    const struct dvm_shape *s = &p->shape.p[n->shape];
+    int64_t *dims = dvm_arena_raw(p->a, sizeof *dims * (DVM_MAX_RANK + 1));
+    if (!dims || !x) return 0;
+    memcpy(dims, s->d, sizeof s->d);
+    return dvm_plan_new_node(p, (struct pnode){.op = (uint16_t)op,
+                                               .dtype = n->dtype,
+                                               .nin = 1,
+                                               .in = {x},
+                                               .gref = n->gref,
+                                               .at = dims,
+                                               .nat = (uint32_t)s->rank,
+                                               .shape = n->shape});
+}
+
+static uint32_t in_shape(struct planner *p, const struct pnode *n, uint32_t x) {
+    return !x || p->node.p[x].shape == n->shape ? x : view_as(p, n, DVM_OP_RESHAPE, x);
+}
+
 /* A reduction of nothing but axes of size 1: the tree of one element, that is identity op x. */
 static uint32_t red_single(struct planner *p, const struct pnode *n) {
-    const struct dvm_shape *s = &p->shape.p[n->shape];
     uint32_t x = n->in[0], c;
-    int64_t *dims = dvm_arena_raw(p->a, sizeof *dims * (DVM_MAX_RANK + 1));
-    if (!dims) return 0;
-    memcpy(dims, s->d, sizeof s->d);
     struct pnode r = {.op = DVM_OP_COPY,
                       .dtype = n->dtype,
                       .nin = 1,
@@ -173,15 +189,7 @@ static uint32_t red_single(struct planner *p, const struct pnode *n) {
                       .shape = p->node.p[x].shape};
     if (n->op == DVM_OP_ARGMAX || n->op == DVM_OP_ARGMIN) {
         if (!(c = new_const(p, DVM_I64, n->gref, 0))) return 0;
-        r = (struct pnode){.op = DVM_OP_BROADCAST,
-                           .nin = 1,
-                           .in = {c},
-                           .gref = n->gref,
-                           .dtype = DVM_I64,
-                           .at = dims,
-                           .nat = (uint32_t)s->rank,
-                           .shape = n->shape};
-        return dvm_plan_new_node(p, r);
+        return view_as(p, n, DVM_OP_BROADCAST, c);
     }
     if (n->op == DVM_OP_SUM) {
         if (!(c = new_const(p, n->dtype, n->gref, 0))) return 0;
@@ -192,16 +200,7 @@ static uint32_t red_single(struct planner *p, const struct pnode *n) {
                            .gref = n->gref,
                            .shape = p->node.p[x].shape};
     }
-    x = dvm_plan_new_node(p, r);
-    if (!x || r.shape == n->shape) return x;
-    return dvm_plan_new_node(p, (struct pnode){.op = DVM_OP_RESHAPE,
-                                               .dtype = n->dtype,
-                                               .nin = 1,
-                                               .in = {x},
-                                               .gref = n->gref,
-                                               .at = dims,
-                                               .nat = (uint32_t)s->rank,
-                                               .shape = n->shape});
+    return in_shape(p, n, dvm_plan_new_node(p, r));
 }
 
 /* The reduction with exactly these axes, sizes kept as 1, then a view to the wanted shape. */
@@ -241,19 +240,7 @@ static uint32_t red_normal(struct planner *p, const struct pnode *n) {
         x = red_over(p, n, x, outer, false);
         if (x) p->node.p[x].second = suffix != 0;
     }
-    if (!x || p->node.p[x].shape == n->shape) return x;
-    const struct dvm_shape *s = &p->shape.p[n->shape];
-    int64_t *dims = dvm_arena_raw(p->a, sizeof *dims * (DVM_MAX_RANK + 1));
-    if (!dims) return 0;
-    memcpy(dims, s->d, sizeof s->d);
-    return dvm_plan_new_node(p, (struct pnode){.op = DVM_OP_RESHAPE,
-                                               .dtype = n->dtype,
-                                               .nin = 1,
-                                               .in = {x},
-                                               .gref = n->gref,
-                                               .at = dims,
-                                               .nat = (uint32_t)s->rank,
-                                               .shape = n->shape});
+    return in_shape(p, n, x);
 }
 
 static uint32_t size_const(struct planner *p, const struct pnode *n) {
