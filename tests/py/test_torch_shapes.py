@@ -1,5 +1,6 @@
 """Sizes that change under a slice, and operands that several rows share."""
 
+import dvm.torch
 import pytest
 import torch
 import torch.nn.functional as F
@@ -53,3 +54,22 @@ def test_gradient_of_a_slice_longer_than_the_axis():
         want = torch.zeros(n)
         want[-5:] = 2
         assert torch.equal(x.grad, want)
+
+
+def test_padding_by_a_size_that_may_be_zero():
+    """torch's own op, traced with padding, has other strides where there is nothing to pad."""
+
+    def f(x):
+        y = F.pad(x.transpose(1, 2), (0, 0, 0, (64 - x.shape[1] % 64) % 64), value=2.0)
+        return torch.bmm(y.reshape(-1, y.shape[2], 3), torch.ones(y.shape[0] * 4, 3, 3)), y.sum(2)
+
+    compiled = torch.compile(f, backend="dvm", dynamic=True, fullgraph=True)
+    for n in (63, 7, 64, 65, 128):
+        x, y = (torch.randn(2, n, 4, 3).requires_grad_() for _ in range(2))
+        y.data.copy_(x)
+        got, want = compiled(x), f(y)
+        torch.testing.assert_close(got, want)
+        (got[0].sum() + got[1].square().sum()).backward()
+        (want[0].sum() + want[1].square().sum()).backward()
+        torch.testing.assert_close(x.grad, y.grad)
+    assert not any("pad" in name for name in dvm.torch.summary().fallbacks)

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from .fx import COMPUTE, Emitter, Scalar, Unsupported, Val, row
 from .rows_point import choose
@@ -257,30 +258,39 @@ def roll(e: Emitter, x: Val, shifts: Sequence, dims: Sequence[int] = ()) -> Val:
     return like(e("copy", x), x) if x is e.vals[e.node.args[0]] else x
 
 
+def _amounts(e: Emitter) -> list[Any]:
+    """Pads: numbers, or sizes that are never negative. The pads of the traced call may all be 0 in
+    another: torch's own op then returns a copy with other strides than it was traced with.
+    """
+    pads = [p.meta["val"] if isinstance(p, torch.fx.Node) else p for p in e.node.args[1]]
+    if any(not isinstance(p, int) and not statically_known_true(p >= 0) for p in pads):
+        raise Unsupported("padding of unknown sign")
+    return pads
+
+
 @row("constant_pad_nd.default")
 def pad(e: Emitter, x: Val, pads: Sequence, value: Any = 0) -> Val:
-    rank, dtype = len(x.shape), x.dtype
-    if any(isinstance(p, Scalar) for p in pads):
-        raise Unsupported("padding known at run time only")
+    rank, dtype, pads = len(x.shape), x.dtype, _amounts(e)
+    less = [-min(p, 0) if isinstance(p, int) else 0 for p in pads]
+    more = [max(p, 0) if isinstance(p, int) else p for p in pads]
     shape = list(x.shape)
     x = copy.copy(e.rounded(x))  # the value itself is also others' operand
     x.shape = list(shape)
     padded = False
     for i in range(len(pads) // 2):
         d = rank - 1 - i
-        before, after = pads[2 * i], pads[2 * i + 1]
-        if before < 0 or after < 0:
-            start, size = max(-before, 0), shape[d] + min(before, 0) + min(after, 0)
-            x = cut(e, x, d, start, size)
-            shape[d] = size
+        before, after = 2 * i, 2 * i + 1
+        if less[before] or less[after]:
+            shape[d] = shape[d] - less[before] - less[after]
+            x = cut(e, x, d, less[before], shape[d])
             padded = True
         parts = [x]
-        for n, front in ((before, True), (after, False)):
-            if n > 0:
-                part = full(e, value, [*shape[:d], n, *shape[d + 1 :]], dtype)
-                parts.insert(0, part) if front else parts.append(part)
+        for at in (before, after):
+            if not isinstance(more[at], int) or more[at]:
+                part = full(e, value, [*shape[:d], more[at], *shape[d + 1 :]], dtype)
+                parts.insert(0 if at == before else len(parts), part)
         if len(parts) > 1:
-            shape[d] = shape[d] + max(before, 0) + max(after, 0)
+            shape[d] = shape[d] + more[before] + more[after]
             x = concat(e, parts, d)
             x.shape = list(shape)
             padded = True
