@@ -246,6 +246,8 @@ static PyMethodDef module_methods[] = {
      "parse(text, file=\"<text>\"): the first kernel of a text as a Graph."},
     {"register_arrays", (PyCFunction)(void (*)(void))pydvm_register_arrays, METH_FASTCALL,
      "register_arrays(family, type, empty, dtypes): how to allocate results."},
+    {"watch_profiler", (PyCFunction)(void (*)(void))pydvm_watch_profiler, METH_FASTCALL,
+     "watch_profiler(namespace, open): how to see that a profiler is on, and to open a range."},
     {"release_arenas", pydvm_release_arenas, METH_NOARGS,
      "Frees the memory that programs keep for their next call."},
     {"address", pydvm_address, METH_O,

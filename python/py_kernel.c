@@ -71,7 +71,7 @@ static bool frame_output(struct frame *f, const struct kernel *self, int i, PyOb
     return pydvm_tensor(o, &self->out[i], true, i, &f->tensor[self->nin + i]);
 }
 
-dvm_status pydvm_kernel_run(struct kernel *self, const dvm_arg *arg) {
+static dvm_status run_kernel(struct kernel *self, const dvm_arg *arg) {
     int64_t elements = 0;
     for (int i = 0; i < self->nin + self->nout && elements < LARGE; i++) {
         int64_t n = 1;
@@ -82,6 +82,13 @@ dvm_status pydvm_kernel_run(struct kernel *self, const dvm_arg *arg) {
     dvm_status st;
     Py_BEGIN_ALLOW_THREADS st = dvm_run(self->k, self->nin, arg, self->nout, arg + self->nin);
     Py_END_ALLOW_THREADS return st;
+}
+
+dvm_status pydvm_kernel_run(struct kernel *self, const dvm_arg *arg) {
+    PyObject *range = pydvm_range_open(self);
+    const dvm_status st = run_kernel(self, arg);
+    pydvm_range_close(range);
+    return st;
 }
 
 /* The pending exception with the names of the arguments it counts. Returns NULL. */
@@ -303,6 +310,7 @@ PyObject *pydvm_kernel_of(struct graph *g) {
     self->nout = nout;
     self->rescue = NULL;
     self->names = NULL;
+    self->label = NULL;
     return (PyObject *)self;
 }
 
@@ -313,6 +321,7 @@ static void kernel_dealloc(PyObject *o) {
     PyMem_Free(self->in);
     Py_XDECREF(self->rescue);
     Py_XDECREF(self->names);
+    Py_XDECREF(self->label);
     Py_DECREF((PyObject *)self->ctx);
     PyObject_Free(o);
     Py_DECREF(type);
@@ -356,6 +365,25 @@ static int kernel_set_names(PyObject *o, PyObject *names, void *unused) {
     return 0;
 }
 
+static PyObject *kernel_label(PyObject *o, void *unused) {
+    (void)unused;
+    PyObject *label = ((struct kernel *)o)->label;
+    return Py_NewRef(label ? label : Py_None);
+}
+
+static int kernel_set_label(PyObject *o, PyObject *label, void *unused) {
+    (void)unused;
+    struct kernel *self = (struct kernel *)o;
+    if (!label || !PyUnicode_Check(label)) {
+        PyErr_SetString(PyExc_TypeError, "label: a string");
+        return -1;
+    }
+    PyObject *old = self->label;
+    self->label = Py_NewRef(label);
+    Py_XDECREF(old);
+    return 0;
+}
+
 #define FAST(name, doc) {#name, (PyCFunction)(void (*)(void))kernel_##name, METH_FASTCALL, doc}
 static PyMethodDef kernel_methods[] = {
     FAST(run, "run(*inputs, *outputs): computes into the given outputs."),
@@ -377,6 +405,7 @@ static PyGetSetDef kernel_getset[] = {
     {"inputs", kernel_inputs, NULL, "((dtype number, is scalar), ...)", NULL},
     {"outputs", kernel_outputs, NULL, "((dtype number, False), ...)", NULL},
     {"names", kernel_names, kernel_set_names, "Names of the inputs, which errors mention.", NULL},
+    {"label", kernel_label, kernel_set_label, "What the profiler of torch calls its runs.", NULL},
     {0},
 };
 static PyType_Slot kernel_slots[] = {

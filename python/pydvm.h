@@ -7,6 +7,7 @@
  *   py_tensor.c  arguments: arrays, tensors and numbers without copies
  *   py_threads.c threads of an OpenMP runtime
  *   py_attn.c    attention
+ *   py_profile.c ranges in the profiler of torch
  *
  * Ownership: a Kernel and a Graph hold their Context, a Value holds its Graph. Everything here runs with the
  * GIL held, except dvm_run on larger work. */
@@ -26,7 +27,7 @@
 #endif
 
 /* Changes whenever the Python files need another extension. */
-enum { PYDVM_ABI = 1 };
+enum { PYDVM_ABI = 2 };
 
 /* An OpenMP runtime of the process, see py_threads.c. */
 typedef void gomp_parallel(void (*fn)(void *), void *data, unsigned threads, unsigned flags);
@@ -69,12 +70,14 @@ struct kernel {
     int nin, nout;
     PyObject *rescue; /* called when run() fails, or NULL */
     PyObject *names;  /* tuple of the inputs' names for messages, or NULL */
+    PyObject *label;  /* what a profiler calls it, or NULL */
 };
 
 extern struct pydvm {
     PyTypeObject *context, *graph, *value, *kernel, *program;
     PyObject *error[16]; /* by status; [0] is the base class */
     PyObject *default_context;
+    PyObject *profiler, *profiler_flag, *profiler_open; /* py_profile.c */
 } pydvm;
 
 /* ---- _dvm.c */
@@ -122,6 +125,12 @@ PyObject *pydvm_empty(enum family family, int rank, const int64_t *dims, int dty
 PyObject *pydvm_register_arrays(PyObject *self, PyObject *const *args, Py_ssize_t n);
 PyObject *pydvm_address(PyObject *self, PyObject *o);
 PyObject *pydvm_release_arenas(PyObject *self, PyObject *unused);
+
+/* ---- py_profile.c */
+PyObject *pydvm_watch_profiler(PyObject *self, PyObject *const *args, Py_ssize_t n);
+/* A range around a run, NULL when no profiler is on; raises nothing. */
+PyObject *pydvm_range_open(const struct kernel *k);
+void pydvm_range_close(PyObject *range);
 
 /* ---- py_attn.c: module functions */
 PyObject *pydvm_attn_infer(PyObject *self, PyObject *args);

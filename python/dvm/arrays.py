@@ -7,6 +7,7 @@ from __future__ import annotations
 import numbers
 import re
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import _dvm
@@ -24,8 +25,26 @@ def family_of(type_: type) -> int:
     if np is not None and issubclass(type_, (np.ndarray, np.generic)):
         return NUMPY
     if torch is not None and hasattr(torch, "Tensor") and issubclass(type_, torch.Tensor):
+        watch_profiler()
         return TORCH
     return OTHER
+
+
+def watch_profiler() -> None:
+    """Has runs of kernels appear in the profiler of torch, while one is on."""
+    from torch.autograd import profiler
+
+    _dvm.watch_profiler(vars(profiler), _open_range)
+
+
+def _open_range(label: str) -> Callable[[], None]:
+    import torch
+
+    # torch's own for generated code: less of it in the times of small kernels.
+    kind = getattr(torch._C._profiler, "_RecordFunctionFast", torch.profiler.record_function)
+    opened = kind(label)
+    opened.__enter__()
+    return lambda: opened.__exit__(None, None, None)
 
 
 def register(is_torch: bool) -> None:

@@ -194,6 +194,7 @@ class Kernel(ops.Operations):
         # Ranks of loads are those given while building (torch's kernels, symbolic shapes).
         self._rank_given = bool(self._flags & FLAGS["priv1"])
         self._name = ""
+        self._label = "kernel"  # in the profiler of torch, while it has no name
         self._position: str | None = None
         self._clear()
 
@@ -353,6 +354,7 @@ class Kernel(ops.Operations):
                 self._needs_ranks = True
                 return self._specialize(ranks_of)
         b.kernel = b.graph.compile()
+        b.kernel.label = f"dvm::{self._name or self._label}"
         names = self._input_names(b)
         if names is not None:
             b.kernel.names = names

@@ -184,6 +184,7 @@ class DeclaredFunction(KernelFunction):
         super().__init__(function)
         k = Kernel(ker_type, **options)
         k._rank_given = True
+        k._label = self.__name__
         self.kobj = k
         function(k)
         b = k._specialize()
@@ -232,6 +233,7 @@ class PlaceholderFunction(KernelFunction):
     ) -> None:
         super().__init__(function)
         k = PlaceholderKernel(ker_type, names, **options)
+        k._label = self.__name__
         self.kobj: PlaceholderKernel = k
         self._count = count = len(names)
         result = function(k, *range(count))
