@@ -585,9 +585,10 @@ static bool find_record(struct call *c) {
     return c->r != NULL;
 }
 
+/* Buffers of no bytes are views of an arena too, when torch asks for them as tensors. */
 static bool find_arena(struct call *c) {
-    if (!c->r->planned) return true;
-    if (!(c->arena = arena_take(c->p, c->r->planned))) return false;
+    if (!c->p->nbuffer) return true;
+    if (!(c->arena = arena_take(c->p, c->r->planned ? c->r->planned : 1))) return false;
     if (c->arena->serial == c->r->serial) return true;
     drop_kept(c->p, c->r);
     for (int i = 0; i < c->p->nbuffer; i++) c->r->arg[i].data = c->arena->data + c->r->offset[i];

@@ -39,6 +39,20 @@ def test_one_sequence_with_two_buffers():
     assert (stats["planned_bytes"], stats["naive_bytes"]) == (128, 11 * 64)
 
 
+@pytest.mark.parametrize("n", [0, 2])
+def test_buffers_of_no_bytes_are_tensors_too(n):
+    """All of them in a call: nothing to allocate, and a torch operator reads one."""
+
+    def f(x, w):
+        return torch.relu(x + 1) @ w, torch.exp(x).sum(0) @ w
+
+    x, w = torch.randn(n, 0), torch.ones(0, 3)
+    low = lowered(f, x, w)
+    for _ in range(2):
+        for got, want in zip(low(x, w), f(x, w), strict=True):
+            torch.testing.assert_close(got, want)
+
+
 def test_results_are_never_in_the_arena():
     w = torch.eye(3)
     low = lowered(lambda x: [(x + 1) @ w, torch.relu(x @ w).t(), x * 2], torch.ones(3, 3))
