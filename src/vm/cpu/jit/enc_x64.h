@@ -22,10 +22,11 @@ enum { X_ENC_V = 1, X_ENC_E = 2, X_ENC_VE = 3, X_ENC_W0 = 4, X_ENC_VE0 = 7 };
 enum dvm_x_form { X_RVM, X_RM, X_MR, X_RVMR, X_RVMI, X_RMI, X_MRI, X_VMI };
 enum dvm_x_tuple { X_NO, X_FV, X_FM, X_HV, X_HM, X_QM, X_OM, X_S1, X_S2, X_S4, X_S8, X_S16, X_S32 };
 struct dvm_x_row {
-    char text[15];
-    char types[4];
     uint8_t enc, pp, map, w, opcode, digit, form, tuple, lens;
+    char text[15];
+    char types[8];
 };
+static_assert(sizeof(struct dvm_x_row) == 32, "found by a shift");
 extern const struct dvm_x_row dvm_x_rows[X_NVEC];
 
 struct dvm_x_grow {

@@ -205,6 +205,7 @@ static dvm_status make(const struct dvm_mem *m, const struct dvm_strip *s, int i
     e->tail = levels[isa].tail;
     if (!dvm_j_begin(b)) return DVM_ERR_NOMEM;
     DVM_TRY(dvm_j_lower(b));
+    if (!dvm_j_finish(b)) return DVM_ERR_NOMEM;
     dvm_j_plan(e, &j->p);
     size_t keys = (size_t)b->nval * J_MAX_UNITS;
     e->reg = dvm_arena_raw(b->arena, keys);

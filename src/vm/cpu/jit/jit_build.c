@@ -6,8 +6,7 @@
 #include "vm/cpu/jit/jit_ir.h"
 
 /* Room for one more element of `size` bytes; the arena forgets the old block. */
-static bool grow(struct dvm_jb *b, void **p, uint32_t n, uint32_t *cap, size_t size) {
-    if (DVM_LIKELY(n < *cap)) return true;
+static bool grow_slow(struct dvm_jb *b, void **p, uint32_t n, uint32_t *cap, size_t size) {
     uint32_t want = *cap ? *cap * 2 : 128;
     void *q = dvm_arena_raw(b->arena, want * size);
     if (!q) return b->failed = b->no_memory = true, false;
@@ -15,6 +14,10 @@ static bool grow(struct dvm_jb *b, void **p, uint32_t n, uint32_t *cap, size_t s
     *p = q;
     *cap = want;
     return true;
+}
+
+static inline bool grow(struct dvm_jb *b, void **p, uint32_t n, uint32_t *cap, size_t size) {
+    return DVM_LIKELY(n < *cap) || grow_slow(b, p, n, cap, size);
 }
 
 static void tables(struct dvm_jb *b) {
@@ -42,7 +45,7 @@ bool dvm_j_begin(struct dvm_jb *b) {
     return !b->failed;
 }
 
-dvm_vid dvm_j_value(struct dvm_jb *b, int cls, int list) {
+static inline dvm_vid new_value(struct dvm_jb *b, int cls, int list) {
     if (b->nval >= J_MAX_VALUES) b->failed = true;
     if (b->failed || !grow(b, (void **)&b->val, b->nval, &b->cap, sizeof *b->val)) return 0;
     struct dvm_jval *v = &b->val[b->nval];
@@ -50,9 +53,11 @@ dvm_vid dvm_j_value(struct dvm_jb *b, int cls, int list) {
     return (dvm_vid)b->nval++;
 }
 
+dvm_vid dvm_j_value(struct dvm_jb *b, int cls, int list) { return new_value(b, cls, list); }
+
 int dvm_j_list_of(const struct dvm_jb *b, dvm_vid v) { return b->val[v].list; }
 
-static void use(struct dvm_jb *b, dvm_vid v, int list, uint32_t at) {
+static inline void use(struct dvm_jb *b, dvm_vid v, int list, uint32_t at) {
     if (!v) return;
     struct dvm_jval *x = &b->val[v];
     x->uses += list == J_BODY && x->uses < UINT16_MAX;
@@ -81,9 +86,48 @@ dvm_vid dvm_j_op(struct dvm_jb *b, int cls, struct dvm_mi m) {
     list = DVM_MAX(list, val[m.b].list);
     list = DVM_MAX(list, val[m.c].list);
     list = DVM_MAX(list, val[m.k].list);
-    if (cls >= 0) m.d = dvm_j_value(b, cls, list);
+    if (cls >= 0) m.d = new_value(b, cls, list);
     dvm_j_add(b, list, &m);
     return m.d;
+}
+
+dvm_vid dvm_j_vec(struct dvm_jb *b, int op, dvm_vid x, dvm_vid y, dvm_vid z, int imm) {
+    const struct dvm_jval *val = b->val;
+    int list = DVM_MAX(DVM_MAX(b->floor, val[x].list), DVM_MAX(val[y].list, val[z].list));
+    dvm_vid d = new_value(b, J_V, list);
+    struct dvm_mlist *l = &b->list[list];
+    if (!grow(b, (void **)&l->p, l->n, &l->cap, sizeof *l->p)) return d;
+    use(b, x, list, l->n);
+    use(b, y, list, l->n);
+    use(b, z, list, l->n);
+    l->p[l->n++] = (struct dvm_mi){.op = (uint16_t)op,
+                                   .attr = (uint8_t)b->len,
+                                   .imm = (uint8_t)imm,
+                                   .d = d,
+                                   .a = x,
+                                   .b = y,
+                                   .c = z,
+                                   .from = b->from};
+    return d;
+}
+
+static void mark_end(struct dvm_mi *m, dvm_vid v) {
+    unsigned which = m->a == v ? 0 : m->b == v ? 1 : m->c == v ? 2 : 3;
+    m->flags |= (uint8_t)(J_ENDS_A << which);
+}
+
+bool dvm_j_finish(struct dvm_jb *b) {
+    if (b->failed) return true;
+    b->hoisted = dvm_arena_raw(b->arena, b->nval * sizeof *b->hoisted);
+    if (!b->hoisted) return false;
+    for (uint32_t v = 1; v < b->nval; v++) {
+        const struct dvm_jval *x = &b->val[v];
+        if (x->crosses)
+            b->hoisted[b->nhoisted++] = (dvm_vid)v;
+        else if (x->last >= 0 && x->last < INT32_MAX)
+            mark_end(&b->list[x->list].p[x->last], (dvm_vid)v);
+    }
+    return true;
 }
 
 dvm_vid dvm_j_outer(struct dvm_jb *b, struct dvm_mi m) {

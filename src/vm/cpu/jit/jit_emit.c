@@ -6,17 +6,7 @@
 
 #include <string.h>
 
-static uint32_t key(const struct dvm_je *e, dvm_vid v, int u) {
-    return (uint32_t)u * e->b->nval + v;
-}
-
-static bool local(const struct dvm_je *e, dvm_vid v) {
-    const struct dvm_jval *x = &e->b->val[v];
-    return x->list == e->list && !x->konst;
-}
-
-/* Unit under which a value is kept: hoisted ones are the same for all. */
-static int unit(const struct dvm_je *e, dvm_vid v, int u) { return local(e, v) ? u : 0; }
+static bool local(const struct dvm_je *e, dvm_vid v) { return dvm_j_local(e, &e->val[v]); }
 
 struct dvm_x_rm dvm_j_frame_at(int32_t disp) { return dvm_x_mem(J_R_FRAME, disp); }
 
@@ -48,14 +38,14 @@ static void move_to_frame(struct dvm_je *e, int cls, int r, int32_t slot) {
 }
 
 static void drop_register(struct dvm_je *e, int cls, int r) {
-    e->reg[key(e, e->owner[cls][r], e->owner_u[cls][r])] = -1;
+    e->reg[dvm_j_key(e, e->owner[cls][r], e->owner_u[cls][r])] = -1;
     e->free[cls] |= 1u << r;
 }
 
 static void save(struct dvm_je *e, int cls, int r) {
     dvm_vid v = e->owner[cls][r];
-    uint32_t k = key(e, v, e->owner_u[cls][r]);
-    if (local(e, v) && !(e->b->val[v].crosses && e->b->val[v].home) && !e->slot[k]) {
+    uint32_t k = dvm_j_key(e, v, e->owner_u[cls][r]);
+    if (local(e, v) && !(e->val[v].crosses && e->val[v].home) && !e->slot[k]) {
         e->slot[k] = new_slot(e);
         move_to_frame(e, cls, r, e->slot[k]);
     }
@@ -68,7 +58,7 @@ static int evict(struct dvm_je *e, int cls) {
     for (; set; set &= set - 1) {
         int r = __builtin_ctz(set);
         dvm_vid v = e->owner[cls][r];
-        int32_t last = local(e, v) ? e->b->val[v].last : INT32_MAX;
+        int32_t last = local(e, v) ? e->val[v].last : INT32_MAX;
         if (last > farthest) {
             farthest = last;
             best = r;
@@ -96,11 +86,11 @@ int dvm_j_take(struct dvm_je *e, int cls) {
 
 void dvm_j_untake(struct dvm_je *e, int cls, int r) { e->free[cls] |= 1u << r; }
 
-static void own(struct dvm_je *e, dvm_vid v, int u, int r) {
-    int cls = e->b->val[v].cls;
+static inline void own(struct dvm_je *e, dvm_vid v, int u, int r) {
+    int cls = e->val[v].cls;
     e->owner[cls][r] = v;
     e->owner_u[cls][r] = (uint8_t)u;
-    e->reg[key(e, v, u)] = (int8_t)r;
+    e->reg[dvm_j_key(e, v, u)] = (int8_t)r;
 }
 
 void dvm_j_evict_all(struct dvm_je *e) {
@@ -178,81 +168,70 @@ static void load_const(struct dvm_je *e, const struct dvm_jval *x, int r) {
 }
 
 void dvm_j_load_pinned(struct dvm_je *e) {
-    for (uint32_t v = 1; v < e->b->nval; v++) {
-        const struct dvm_jval *x = &e->b->val[v];
+    for (uint32_t k = 0; k < e->b->nhoisted; k++) {
+        const struct dvm_jval *x = &e->val[e->b->hoisted[k]];
         if (x->konst && x->pin >= 0) load_const(e, x, x->pin);
     }
 }
 
 /* Where a value stands in the frame; 0: nowhere. */
 static int32_t place(const struct dvm_je *e, dvm_vid v, int u) {
-    const struct dvm_jval *x = &e->b->val[v];
+    const struct dvm_jval *x = &e->val[v];
     if (x->crosses && x->home) return x->home;
-    return e->slot[key(e, v, u)];
+    return e->slot[dvm_j_key(e, v, u)];
 }
 
-int dvm_j_get(struct dvm_je *e, dvm_vid v, int u) {
-    const struct dvm_jval *x = &e->b->val[v];
-    if (x->pin >= 0) return x->pin;
-    u = unit(e, v, u);
-    int r = e->reg[key(e, v, u)];
-    if (r < 0) {
-        r = dvm_j_take(e, x->cls);
-        if (x->konst)
-            load_const(e, x, r);
-        else if (x->cls == J_K)
-            dvm_x_vec(&e->e, X_KMOVW, X_128, r, 0, dvm_j_frame_at(place(e, v, u)), 0);
-        else
-            dvm_x_vec(&e->e, X_VMOVUPS, e->full, r, 0, dvm_j_frame_at(place(e, v, u)), 0);
-        own(e, v, u, r);
-    }
-    e->lock[x->cls] |= 1u << r;
+int dvm_j_bring(struct dvm_je *e, dvm_vid v, int u) {
+    const struct dvm_jval *x = &e->val[v];
+    int r = dvm_j_take(e, x->cls);
+    if (x->konst)
+        load_const(e, x, r);
+    else if (x->cls == J_K)
+        dvm_x_vec(&e->e, X_KMOVW, X_128, r, 0, dvm_j_frame_at(place(e, v, u)), 0);
+    else
+        dvm_x_vec(&e->e, X_VMOVUPS, e->full, r, 0, dvm_j_frame_at(place(e, v, u)), 0);
+    own(e, v, u, r);
     return r;
 }
 
-static bool in_register(const struct dvm_je *e, dvm_vid v, int u) {
-    return e->b->val[v].pin >= 0 || e->reg[key(e, v, unit(e, v, u))] >= 0;
-}
-
-/* Whether the instruction can read the value where it is in memory. */
-bool dvm_j_from_memory(const struct dvm_je *e, int op, dvm_vid v, int u) {
-    const struct dvm_jval *x = &e->b->val[v];
+bool dvm_j_readable(const struct dvm_je *e, int op, dvm_vid v) {
+    const struct dvm_jval *x = &e->val[v];
     const struct dvm_x_row *row = &dvm_x_rows[op];
-    if (x->cls == J_K || in_register(e, v, u)) return false;
+    if (x->cls == J_K) return false;
     if (row->form == X_VMI && !e->b->z) return false;
     if (x->konst && e->b->z) return row->tuple == X_FV && row->w == x->wide && !is_zero(e->b, x);
     return row->tuple == X_FV || row->tuple == X_FM;
 }
 
-/* The operand as the instruction's rm field. */
-struct dvm_x_rm dvm_j_operand(struct dvm_je *e, int op, dvm_vid v, int u, unsigned *attr) {
-    const struct dvm_jval *x = &e->b->val[v];
-    if (!dvm_j_from_memory(e, op, v, u)) return dvm_x_reg(dvm_j_get(e, v, u));
-    if (!x->konst) return dvm_j_frame_at(place(e, v, unit(e, v, u)));
+struct dvm_x_rm dvm_j_in_memory(struct dvm_je *e, int op, dvm_vid v, int u, unsigned *attr) {
+    const struct dvm_jval *x = &e->val[v];
+    if (!dvm_j_readable(e, op, v)) return dvm_x_reg(dvm_j_get(e, v, u));
+    if (!x->konst) return dvm_j_frame_at(place(e, v, u));
     if (e->b->z) *attr |= X_BCST;
     return dvm_x_pool(x->home);
 }
 
 static void end_value(struct dvm_je *e, dvm_vid v, int u) {
-    const struct dvm_jval *x = &e->b->val[v];
-    if (!v || x->last != e->at || !local(e, v) || x->crosses) return;
-    uint32_t k = key(e, v, u);
+    const struct dvm_jval *x = &e->val[v];
+    uint32_t k = dvm_j_key(e, v, u);
     int r = e->reg[k];
-    if (r >= 0 && !(reserved(e, x->cls) >> r & 1)) e->free[x->cls] |= 1u << r;
+    if (r >= 0) e->free[x->cls] |= 1u << r & ~reserved(e, x->cls);
     e->reg[k] = -1;
-    if (e->slot[k]) e->ended[e->nended++] = e->slot[k]; /* the operation may still read it there */
-    e->slot[k] = 0;
+    if (DVM_UNLIKELY(e->slot[k])) {
+        e->ended[e->nended++] = e->slot[k]; /* the operation may still read it there */
+        e->slot[k] = 0;
+    }
 }
 
-void dvm_j_done(struct dvm_je *e, const struct dvm_mi *m, int u) {
-    end_value(e, m->a, u);
-    end_value(e, m->b, u);
-    end_value(e, m->c, u);
-    end_value(e, m->k, u);
+void dvm_j_done_some(struct dvm_je *e, const struct dvm_mi *m, int u) {
+    if (m->flags & J_ENDS_A) end_value(e, m->a, u);
+    if (m->flags & J_ENDS_A << 1) end_value(e, m->b, u);
+    if (m->flags & J_ENDS_A << 2) end_value(e, m->c, u);
+    if (m->flags & J_ENDS_A << 3) end_value(e, m->k, u);
 }
 
-int dvm_j_dest_near(struct dvm_je *e, dvm_vid v, int u, int near) {
-    const struct dvm_jval *x = &e->b->val[v];
+static inline int dest_near(struct dvm_je *e, dvm_vid v, int u, int near) {
+    const struct dvm_jval *x = &e->val[v];
     if (x->pin >= 0) return x->pin;
     if (x->acc && e->acc_regs) {
         int r = e->b->acc[x->acc - 1].reg[u];
@@ -267,18 +246,23 @@ int dvm_j_dest_near(struct dvm_je *e, dvm_vid v, int u, int near) {
     return r;
 }
 
-int dvm_j_dest(struct dvm_je *e, dvm_vid v, int u) { return dvm_j_dest_near(e, v, u, -1); }
+int dvm_j_dest_near(struct dvm_je *e, dvm_vid v, int u, int near) {
+    return dest_near(e, v, u, near);
+}
 
-void dvm_j_alias(struct dvm_je *e, dvm_vid v, int u, int r) { e->reg[key(e, v, u)] = (int8_t)r; }
+int dvm_j_dest(struct dvm_je *e, dvm_vid v, int u) { return dest_near(e, v, u, -1); }
+
+void dvm_j_alias(struct dvm_je *e, dvm_vid v, int u, int r) {
+    e->reg[dvm_j_key(e, v, u)] = (int8_t)r;
+}
 
 /* A new value: hoisted ones without a register go home; one that nobody uses goes at once. */
 static void born(struct dvm_je *e, const struct dvm_mi *m, int u) {
-    const struct dvm_jval *x = &e->b->val[m->d];
-    if (!m->d) return;
-    if (x->crosses && x->pin < 0 && x->home)
-        move_to_frame(e, x->cls, e->reg[key(e, m->d, u)], x->home);
-    if (x->last < 0 && x->pin < 0) {
-        int r = e->reg[key(e, m->d, u)];
+    const struct dvm_jval *x = &e->val[m->d];
+    if (!m->d || x->pin >= 0) return;
+    if (x->crosses && x->home) move_to_frame(e, x->cls, e->reg[dvm_j_key(e, m->d, u)], x->home);
+    if (x->last < 0) {
+        int r = e->reg[dvm_j_key(e, m->d, u)];
         if (r >= 0 && !(reserved(e, x->cls) >> r & 1)) drop_register(e, x->cls, r);
     }
 }
@@ -455,7 +439,7 @@ static void compute(struct dvm_je *e, const struct dvm_mi *m, int u) {
                   m->imm);
         return;
     }
-    if (x && commutes(m->op) && dvm_j_from_memory(e, m->op, x, u) &&
+    if (x && dvm_j_from_memory(e, m->op, x, u) && commutes(m->op) &&
         !dvm_j_from_memory(e, m->op, y, u)) {
         x = m->b;
         y = m->a;
@@ -465,7 +449,7 @@ static void compute(struct dvm_je *e, const struct dvm_mi *m, int u) {
     if (m->k) attr |= X_K((unsigned)dvm_j_get(e, m->k, u)) | (m->flags & J_ZERO ? X_Z : 0);
     struct dvm_x_rm rm = dvm_j_operand(e, m->op, y, u, &attr);
     dvm_j_done(e, m, u);
-    int d = dvm_j_dest(e, m->d, u);
+    int d = dest_near(e, m->d, u, -1);
     if (row->form == X_VMI)
         dvm_x_vec(&e->e, (enum dvm_x_op)m->op, attr, 0, d, rm, imm);
     else
@@ -474,7 +458,7 @@ static void compute(struct dvm_je *e, const struct dvm_mi *m, int u) {
 
 /* Nobody wants the result. */
 static bool is_dead(const struct dvm_je *e, const struct dvm_mi *m) {
-    const struct dvm_jval *x = &e->b->val[m->d];
+    const struct dvm_jval *x = &e->val[m->d];
     return m->d && x->last < 0 && !x->crosses;
 }
 

@@ -18,6 +18,7 @@ struct dvm_jnote {
 
 struct dvm_je {
     struct dvm_jb *b;
+    const struct dvm_jval *val; /* b->val, complete */
     struct dvm_enc e;
     unsigned full;       /* X_512 or X_256 */
     int nreg;            /* vector registers to give out */
@@ -81,20 +82,54 @@ void dvm_j_load_pinned(struct dvm_je *e);
 /* No value of a list is in a register yet. */
 void dvm_j_begin_list(struct dvm_je *e, int list);
 /* Values and registers, for the operations of jit_pseudo.c. */
-int dvm_j_get(struct dvm_je *e, dvm_vid v,
-              int u);                      /* register of an operand, locked for this operation */
+/* Made by the list that is being emitted; else hoisted. */
+DVM_INLINE bool dvm_j_local(const struct dvm_je *e, const struct dvm_jval *x) {
+    return x->list == e->list && !x->konst;
+}
+/* Where the place of a value is noted: hoisted ones are the same for all units. */
+DVM_INLINE uint32_t dvm_j_key(const struct dvm_je *e, dvm_vid v, int u) {
+    bool own = u && dvm_j_local(e, &e->val[v]);
+    return own ? (uint32_t)u * e->b->nval + v : v;
+}
+/* Register that a value is in, or -1. */
+DVM_INLINE int dvm_j_where(const struct dvm_je *e, dvm_vid v, int u) {
+    int pin = e->val[v].pin;
+    return pin >= 0 ? pin : e->reg[dvm_j_key(e, v, u)];
+}
+int dvm_j_bring(struct dvm_je *e, dvm_vid v, int u); /* into one, from memory */
+/* Register of an operand, locked for this operation. */
+DVM_INLINE int dvm_j_get(struct dvm_je *e, dvm_vid v, int u) {
+    int r = dvm_j_where(e, v, u);
+    if (DVM_UNLIKELY(r < 0)) r = dvm_j_bring(e, v, u);
+    e->lock[e->val[v].cls] |= 1u << r;
+    return r;
+}
 int dvm_j_take(struct dvm_je *e, int cls); /* a free register, locked; not owned by any value */
 void dvm_j_untake(struct dvm_je *e, int cls, int r);
-void dvm_j_done(struct dvm_je *e, const struct dvm_mi *m,
-                int u); /* frees the operands that are not used any more */
+/* Frees the operands that are not used any more. */
+void dvm_j_done_some(struct dvm_je *e, const struct dvm_mi *m, int u);
+DVM_INLINE void dvm_j_done(struct dvm_je *e, const struct dvm_mi *m, int u) {
+    if (m->flags >= J_ENDS_A) dvm_j_done_some(e, m, u);
+}
 int dvm_j_dest(struct dvm_je *e, dvm_vid v, int u); /* register for a result */
 /* The same, and r if that is free now. */
 int dvm_j_dest_near(struct dvm_je *e, dvm_vid v, int u, int r);
 /* The value is in a register that is not the allocator's. */
 void dvm_j_alias(struct dvm_je *e, dvm_vid v, int u, int r);
-/* Whether the instruction can read the value where it is in memory, and the value as its rm operand. */
-bool dvm_j_from_memory(const struct dvm_je *e, int op, dvm_vid v, int u);
-struct dvm_x_rm dvm_j_operand(struct dvm_je *e, int op, dvm_vid v, int u, unsigned *attr);
+/* Whether the instruction can read a value that is in no register where it is in memory. */
+bool dvm_j_readable(const struct dvm_je *e, int op, dvm_vid v);
+DVM_INLINE bool dvm_j_from_memory(const struct dvm_je *e, int op, dvm_vid v, int u) {
+    return dvm_j_where(e, v, u) < 0 && dvm_j_readable(e, op, v);
+}
+/* The value as the instruction's rm operand; in memory where that is possible. */
+struct dvm_x_rm dvm_j_in_memory(struct dvm_je *e, int op, dvm_vid v, int u, unsigned *attr);
+DVM_INLINE struct dvm_x_rm dvm_j_operand(struct dvm_je *e, int op, dvm_vid v, int u,
+                                         unsigned *attr) {
+    int r = dvm_j_where(e, v, u);
+    if (DVM_UNLIKELY(r < 0)) return dvm_j_in_memory(e, op, v, u, attr);
+    e->lock[e->val[v].cls] |= 1u << r;
+    return dvm_x_reg(r);
+}
 void dvm_j_evict_all(struct dvm_je *e);
 /* Values leave the registers of routines. */
 void dvm_j_vacate(struct dvm_je *e);

@@ -10,9 +10,7 @@ static dvm_vid constant(struct dvm_jb *b, float f) {
 }
 
 static dvm_vid three(struct dvm_jb *b, int op, dvm_vid x, dvm_vid y, dvm_vid z) {
-    return dvm_j_op(
-        b, J_V,
-        (struct dvm_mi){.op = (uint16_t)op, .attr = (uint8_t)b->len, .a = x, .b = y, .c = z});
+    return dvm_j_vec(b, op, x, y, z, 0);
 }
 
 static dvm_vid minus(struct dvm_jb *b, dvm_vid x, dvm_vid y, dvm_vid z) {

@@ -63,10 +63,12 @@ enum dvm_jmem {
     J_LANES  /* lanes of accumulator o, plus disp */
 };
 enum {
-    J_ZERO = 1, /* zero under the mask k */
-    J_HIGH = 2, /* J_OPND: this is the high half of 64-bit elements, of J_OPND */
-    J_WIDE = 4, /* 64-bit elements (masks of tails) */
-    J_STORE = 8 /* memory is the destination */
+    J_ZERO = 1,  /* zero under the mask k */
+    J_HIGH = 2,  /* J_OPND: this is the high half of 64-bit elements, of J_OPND */
+    J_WIDE = 4,  /* 64-bit elements (masks of tails) */
+    J_STORE = 8, /* memory is the destination */
+    J_ENDS_A =
+        16 /* a is not used any more; then b, c, k. At one operand of those that are the same */
 };
 
 struct dvm_mi {
@@ -146,6 +148,8 @@ struct dvm_jb {
     struct dvm_mlist list[J_NLIST];
     struct dvm_jval *val;
     uint32_t nval, cap;
+    dvm_vid *hoisted; /* values that cross lists, once all are known */
+    uint32_t nhoisted;
     uint8_t *pool; /* constants */
     uint32_t npool, pool_cap;
     dvm_vid konst[128]; /* hash of the constants by bits */
@@ -199,28 +203,26 @@ dvm_vid dvm_j_outer(struct dvm_jb *b, struct dvm_mi m);
 dvm_vid dvm_j_const32(struct dvm_jb *b, uint32_t bits);
 dvm_vid dvm_j_const64(struct dvm_jb *b, uint64_t bits);
 int32_t dvm_j_frame(struct dvm_jb *b, int32_t bytes);
+/* When everything is lowered: J_ENDS_A .. of the operations, b->hoisted. */
+bool dvm_j_finish(struct dvm_jb *b);
 /* Bytes that every lane can be read from, placed in the pool as they are. */
 int32_t dvm_j_pool_bytes(struct dvm_jb *b, const void *p, uint32_t n);
 int dvm_j_list_of(const struct dvm_jb *b, dvm_vid v);
 
+/* dvm_j_op of a full vector with operands a, b, c (0 none): most operations. */
+dvm_vid dvm_j_vec(struct dvm_jb *b, int op, dvm_vid x, dvm_vid y, dvm_vid z, int imm);
 /* Usual shapes of operations. */
 DVM_INLINE dvm_vid dvm_j_1(struct dvm_jb *b, int op, dvm_vid x) {
-    return dvm_j_op(b, J_V, (struct dvm_mi){.op = (uint16_t)op, .attr = (uint8_t)b->len, .b = x});
+    return dvm_j_vec(b, op, 0, x, 0, 0);
 }
 DVM_INLINE dvm_vid dvm_j_1i(struct dvm_jb *b, int op, dvm_vid x, int imm) {
-    return dvm_j_op(
-        b, J_V,
-        (struct dvm_mi){.op = (uint16_t)op, .attr = (uint8_t)b->len, .b = x, .imm = (uint8_t)imm});
+    return dvm_j_vec(b, op, 0, x, 0, imm);
 }
 DVM_INLINE dvm_vid dvm_j_2(struct dvm_jb *b, int op, dvm_vid x, dvm_vid y) {
-    return dvm_j_op(b, J_V,
-                    (struct dvm_mi){.op = (uint16_t)op, .attr = (uint8_t)b->len, .a = x, .b = y});
+    return dvm_j_vec(b, op, x, y, 0, 0);
 }
 DVM_INLINE dvm_vid dvm_j_2i(struct dvm_jb *b, int op, dvm_vid x, dvm_vid y, int imm) {
-    return dvm_j_op(
-        b, J_V,
-        (struct dvm_mi){
-            .op = (uint16_t)op, .attr = (uint8_t)b->len, .a = x, .b = y, .imm = (uint8_t)imm});
+    return dvm_j_vec(b, op, x, y, 0, imm);
 }
 /* k: mask class */
 DVM_INLINE dvm_vid dvm_j_k2(struct dvm_jb *b, int op, dvm_vid x, dvm_vid y) {

@@ -69,10 +69,7 @@ dvm_vid dvm_j_f32(struct dvm_jb *b, int op, const dvm_vid v[3]) {
     case DVM_OP_FLOORDIV: return helper32(b, J_H_FLOORDIV, v);
     case DVM_OP_REM: return helper32(b, J_H_REM, v);
     case DVM_OP_FMOD: return helper32(b, J_H_FMOD, v);
-    case DVM_OP_FMA:
-        return dvm_j_op(
-            b, J_V,
-            (struct dvm_mi){.op = M_FMA, .attr = (uint8_t)b->len, .a = x, .b = y, .c = v[2]});
+    case DVM_OP_FMA: return dvm_j_vec(b, M_FMA, x, y, v[2], 0);
     default: return dvm_j_expand(b, op, x, y);
     }
 }

@@ -38,9 +38,7 @@ dvm_vid dvm_j_cmpi(struct dvm_jb *b, dvm_vid x, dvm_vid y, int predicate) {
 
 dvm_vid dvm_j_sel(struct dvm_jb *b, dvm_vid m, dvm_vid x, dvm_vid y) {
     uint8_t len = (uint8_t)b->len;
-    if (!b->z)
-        return dvm_j_op(b, J_V,
-                        (struct dvm_mi){.op = X_VBLENDVPS, .attr = len, .a = y, .b = x, .c = m});
+    if (!b->z) return dvm_j_vec(b, X_VBLENDVPS, y, x, m, 0);
     if (y == dvm_j_const32(b, 0))
         return dvm_j_op(
             b, J_V, (struct dvm_mi){.op = X_VMOVAPS, .attr = len, .b = x, .k = m, .flags = J_ZERO});

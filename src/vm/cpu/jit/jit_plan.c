@@ -15,11 +15,6 @@ enum {
     TAIL_BODY = 96    /* AVX-512: longer bodies are emitted once, under a mask */
 };
 
-static bool ends(const struct dvm_jb *b, dvm_vid v, int list, int at) {
-    const struct dvm_jval *x = &b->val[v];
-    return v && x->list == list && !x->konst && !x->crosses && x->last == at;
-}
-
 /* Largest number of values of a list that are alive at once; accumulators do not count. */
 static void pressure(const struct dvm_jb *b, int list, int most[2]) {
     const struct dvm_mlist *l = &b->list[list];
@@ -28,11 +23,8 @@ static void pressure(const struct dvm_jb *b, int list, int most[2]) {
     for (uint32_t k = 0; k < l->n; k++) {
         const struct dvm_mi *m = &l->p[k];
         dvm_vid in[4] = {m->a, m->b, m->c, m->k};
-        for (int i = 0; i < 4; i++) {
-            bool again = false;
-            for (int j = 0; j < i; j++) again |= in[j] == in[i];
-            if (!again && ends(b, in[i], list, (int)k)) live[b->val[in[i]].cls]--;
-        }
+        for (int i = 0; i < 4; i++)
+            if (m->flags & J_ENDS_A << i) live[b->val[in[i]].cls]--;
         if (!m->d) continue;
         int cls = b->val[m->d].cls;
         live[cls]++;
@@ -43,8 +35,10 @@ static void pressure(const struct dvm_jb *b, int list, int most[2]) {
 
 static int most_hoisted(const struct dvm_jb *b) {
     int n = 0;
-    for (uint32_t v = 1; v < b->nval; v++)
-        n += b->val[v].crosses && b->val[v].cls == J_V && b->val[v].uses > 0;
+    for (uint32_t k = 0; k < b->nhoisted; k++) {
+        const struct dvm_jval *x = &b->val[b->hoisted[k]];
+        n += x->cls == J_V && x->uses > 0;
+    }
     return n;
 }
 
@@ -78,7 +72,7 @@ static void plan_units(struct dvm_je *e, struct dvm_jplan *p) {
     p->pressure = most[J_V];
     p->unroll = 1;
     p->acc_regs = false;
-    p->tail_only = b->z && n > TAIL_BODY;
+    p->tail_only = b->z && (n > TAIL_BODY || b->nsub); /* calls make short lists of long bodies */
     if (p->tail_only) return;
     if (b->s->mode == DVM_MODE_MAP) {
         p->unroll = map_units(e, most);
@@ -121,14 +115,13 @@ static void place_hoisted(struct dvm_je *e, const struct dvm_jplan *p) {
                DVM_MAX((p->by_unit ? 1 : p->unroll) * p->pressure + TEMPS, LEAST);
     if (e->subs) room = e->nreg - __builtin_popcount(e->subs) - TEMPS - 1;
     if (b->calls || room < 0) room = 0; /* a C function may change every vector register */
-    for (uint32_t v = 1; v < b->nval; v++) {
-        const struct dvm_jval *x = &b->val[v];
-        if (x->crosses && x->cls == J_V) count[DVM_MIN(x->uses, MOST)]++;
+    for (uint32_t k = 0; k < b->nhoisted; k++) {
+        const struct dvm_jval *x = &b->val[b->hoisted[k]];
+        if (x->cls == J_V) count[DVM_MIN(x->uses, MOST)]++;
     }
     for (; limit > 0 && count[limit] <= room; limit--) room -= count[limit];
-    for (uint32_t v = 1; v < b->nval; v++) {
-        struct dvm_jval *x = &b->val[v];
-        if (!x->crosses) continue;
+    for (uint32_t k = 0; k < b->nhoisted; k++) {
+        struct dvm_jval *x = &b->val[b->hoisted[k]];
         int uses = x->cls == J_V ? DVM_MIN(x->uses, MOST) : 0;
         if (uses > limit || (uses && uses == limit && room-- > 0)) {
             do r--;
@@ -142,6 +135,7 @@ static void place_hoisted(struct dvm_je *e, const struct dvm_jplan *p) {
 }
 
 void dvm_j_plan(struct dvm_je *e, struct dvm_jplan *p) {
+    e->val = e->b->val;
     if (e->b->nsub) e->subs = e->b->z ? 0xfff : 0xff;
     plan_units(e, p);
     place_accs(e, p);

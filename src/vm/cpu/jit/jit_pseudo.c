@@ -22,8 +22,8 @@ static void imm32(struct dvm_je *e, enum dvm_x_gop op, struct dvm_x_rm rm, int v
 /* ---- multiply-add: 132, 213 and 231 say which operands are factors and summand of d, vvvv, rm */
 
 static bool ends_here(const struct dvm_je *e, dvm_vid v) {
-    const struct dvm_jval *x = &e->b->val[v];
-    return x->list == e->list && !x->konst && !x->crosses && x->last == e->at && !x->acc;
+    const struct dvm_jval *x = &e->val[v];
+    return dvm_j_local(e, x) && !x->crosses && x->last == e->at && !x->acc;
 }
 
 static void swap(dvm_vid *x, dvm_vid *y) {
@@ -69,6 +69,11 @@ static void multiply_add(struct dvm_je *e, const struct dvm_mi *m, int u) {
     dvm_vid x = m->a, y = m->b, z = m->c;
     if (e->b->neon) {
         fma_neon(e, m, u, op231);
+        return;
+    }
+    if (ends_here(e, z) && dvm_j_where(e, z, u) >= 0) {
+        if (dvm_j_from_memory(e, op213, x, u)) swap(&x, &y);
+        fma_in(e, m, u, op231, z, x, y);
         return;
     }
     if (dvm_j_from_memory(e, op213, z, u)) {
