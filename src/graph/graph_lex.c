@@ -48,8 +48,11 @@ static const char *name_end(const char *p, const char *end) {
 }
 
 void dvm_lex_next(struct dvm_lex *lx) {
-    skip_blank(lx);
     struct dvm_tok *t = &lx->tok;
+    lx->behind.line = lx->line;
+    lx->behind.col = (uint32_t)(lx->p - lx->bol) + 1;
+    lx->behind.p = t->p ? lx->p - 1 : NULL;
+    skip_blank(lx);
     const char *p = lx->p, *end = lx->end;
     *t = (struct dvm_tok){.line = lx->line, .col = (uint32_t)(p - lx->bol) + 1, .p = p, .n = 1};
     if (p == end) {
@@ -124,10 +127,20 @@ static void tok_text(const struct dvm_tok *t, char *buf, size_t cap) {
     snprintf(buf + n, cap - n, "%s\"", shown < t->n ? "..." : "");
 }
 
-dvm_status dvm_lex_expected(const struct dvm_lex *lx, const char *what) {
+dvm_status dvm_lex_expected_line(const struct dvm_lex *lx, const char *what) {
     char found[192];
     tok_text(&lx->tok, found, sizeof found);
     return dvm_lex_fail(lx, &lx->tok, "expected %s, found %s", what, found);
+}
+
+/* Behind these a line is expected to go on below. */
+static bool goes_on(char c) { return strchr(",([{}", c) != NULL; }
+
+dvm_status dvm_lex_expected(const struct dvm_lex *lx, const char *what) {
+    const struct dvm_tok *at = &lx->behind;
+    if (lx->tok.line == at->line || !at->p || goes_on(*at->p))
+        return dvm_lex_expected_line(lx, what);
+    return dvm_lex_fail(lx, at, "expected %s, found the end of the line", what);
 }
 
 dvm_status dvm_lex_want(struct dvm_lex *lx, const char *s) {

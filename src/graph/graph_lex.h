@@ -24,6 +24,8 @@ struct dvm_lex {
     const char *p, *end, *bol;
     uint32_t line;
     struct dvm_tok tok; /* the next token, not taken yet */
+    struct dvm_tok
+        behind; /* the place behind the token before it; p: that token's last character */
 };
 
 /* Larger texts are refused. */
@@ -38,7 +40,9 @@ bool dvm_lex_take(struct dvm_lex *lx, const char *s);
 /* "file:line:column: " and the message. */
 dvm_status dvm_lex_fail(const struct dvm_lex *lx, const struct dvm_tok *at, const char *fmt, ...)
     DVM_PRINTF(3, 4);
-/* "file:line:column: expected WHAT, found TOKEN". */
+/* "file:line:column: expected WHAT, found TOKEN". What lacks at the end of a line is missed there and not at the first
+ * token of the next one; dvm_lex_expected_line is for what may begin a line. */
+dvm_status dvm_lex_expected_line(const struct dvm_lex *lx, const char *what);
 dvm_status dvm_lex_expected(const struct dvm_lex *lx, const char *what);
 dvm_status dvm_lex_want(struct dvm_lex *lx, const char *s);
 

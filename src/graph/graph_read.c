@@ -126,9 +126,17 @@ static dvm_status constant(struct dvm_reader *r, struct dvm_operand *o, dvm_dtyp
     return dvm_read_built(r, dvm_graph_const(r->g, t, v, &o->val));
 }
 
+/* "%name =": the operand is missing, and this is the next statement. */
+static bool statement_ahead(const struct dvm_reader *r) {
+    struct dvm_lex ahead = r->lx;
+    dvm_lex_next(&ahead);
+    return TOK->kind == DVM_TOK_VALUE && dvm_tok_is(&ahead.tok, "=");
+}
+
 static dvm_status operand(struct dvm_reader *r, struct dvm_operand *o) {
     if (literal_ahead(TOK)) return literal(r, o);
-    if (TOK->kind != DVM_TOK_VALUE) return dvm_lex_expected(LX, "a value (%name or a number)");
+    if (TOK->kind != DVM_TOK_VALUE || statement_ahead(r))
+        return dvm_lex_expected(LX, "a value (%name or a number)");
     *o = (struct dvm_operand){.at = *TOK};
     return dvm_read_value(r, &o->val);
 }
@@ -502,7 +510,8 @@ static dvm_status statement(struct dvm_reader *r) {
         DVM_TRY(kind(r, &k, &flags));
         return dvm_read_built(r, dvm_graph_section(r->g, k, flags));
     }
-    dvm_status st = dvm_lex_expected(LX, "a statement (%name = ..., store, next, let) or \"}\"");
+    dvm_status st =
+        dvm_lex_expected_line(LX, "a statement (%name = ..., store, next, let) or \"}\"");
     return dvm_read_near(st, &name, words, 3);
 }
 

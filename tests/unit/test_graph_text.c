@@ -278,13 +278,24 @@ static void test_errors(void **state) {
     fails("kernel vector (x: f32[2]) {\n  %a = sum %x, keep, keep\n}",
           "t:2:22: keep is given twice");
     fails("kernel vector (x: f32[2]) {\n  %a = gather %x, %x, axis=0\n}",
-          "t:3:1: expected \", mode=\", found \"}\"");
+          "t:2:29: expected \", mode=\", found the end of the line");
     fails("kernel vector (x: f32[2]) {\n  %a = exp %y\n}", "t:2:12: %y is not defined");
     fails("kernel vector (x: f32[2]) {\n  %x = exp %x\n}",
           "t:2:3: %x is already defined at line 1");
     fails("kernel vector (x: f32[2]) {\n  %a = exp %x, %x\n}", "t:2:14: exp takes 1 operand");
     fails("kernel vector (x: f32[2]) {\n  %a = add %x\n}",
-          "t:3:1: expected \",\" and another operand, found \"}\"");
+          "t:2:14: expected \",\" and another operand, found the end of the line");
+    fails("kernel vector (x: f32[2]) {\n  %a = add %x # one\n  %b = neg %a\n}",
+          "t:2:14: expected \",\" and another operand, found the end of the line");
+    fails("kernel vector (x: f32[2]) {\n  %a = exp\n  %b = neg %a\n}",
+          "t:2:11: expected a value (%name or a number), found the end of the line");
+    fails("kernel vector (x: f32[2]) {\n  %a = add %x,\n  %b = neg %a\n}",
+          "t:3:3: expected a value (%name or a number), found \"%b\"");
+    fails("kernel vector (x: f32[2])\n%a = add %x\n}",
+          "t:1:26: expected \"{\", found the end of the line");
+    fails("kernel vector (x: f32[2],\n  %y f32[2]) {}", "t:2:6: expected \":\", found \"f32\"");
+    fails("kernel vector (x: f32[2]) {\n  store %x\n}\nx",
+          "t:4:1: expected the end of the text or another kernel, found \"x\"");
     fails("kernel vector (x: f32[2]) {\n  stoer %x\n}",
           "t:2:3: expected a statement (%name = ..., store, next, let) or \"}\", found \"stoer\"; "
           "did you mean store?");
