@@ -20,6 +20,8 @@ struct known {
     enum how how;
     enum family family;
     const DLPackExchangeAPI *api;
+    PyCFunction is_neg;               /* the function behind o.is_neg(), or NULL */
+    const PyGetSetDef *requires_grad; /* the function behind o.requires_grad, or NULL */
 };
 
 /* The types met last. Guarded by the GIL. */
@@ -56,6 +58,33 @@ static bool type_has(PyTypeObject *type, const char *name) {
     return o;
 }
 
+/* The table that a slot of the type holds which defines an attribute, when that attribute is a descriptor of this kind
+ * and nothing between the two types replaces it; else NULL. */
+static const void *defining_table(PyTypeObject *type, const char *name, PyTypeObject *kind,
+                                  int slot) {
+    PyObject *found = PyObject_GetAttrString((PyObject *)type, name);
+    PyObject *base =
+        found && Py_TYPE(found) == kind ? PyObject_GetAttrString(found, "__objclass__") : NULL;
+    const void *table =
+        base && PyType_Check(base) ? PyType_GetSlot((PyTypeObject *)base, slot) : NULL;
+    Py_XDECREF(found);
+    Py_XDECREF(base);
+    PyErr_Clear();
+    return table;
+}
+
+/* The functions that answer two questions at every call, so that no call looks them up by name. A class that replaces
+ * one of them is asked by name. */
+static void learn_questions(struct known *k) {
+    const PyMethodDef *m = defining_table(k->type, "is_neg", &PyMethodDescr_Type, Py_tp_methods);
+    while (m && m->ml_name && strcmp(m->ml_name, "is_neg") != 0) m++;
+    if (m && m->ml_name && m->ml_flags == METH_NOARGS) k->is_neg = m->ml_meth;
+    const PyGetSetDef *g =
+        defining_table(k->type, "requires_grad", &PyGetSetDescr_Type, Py_tp_getset);
+    while (g && g->name && strcmp(g->name, "requires_grad") != 0) g++;
+    if (g && g->name && g->get) k->requires_grad = g;
+}
+
 static const struct known *learn(PyObject *o) {
     PyTypeObject *type = Py_TYPE(o);
     PyObject *family = arrays_call("family_of", (PyObject *)type);
@@ -74,6 +103,7 @@ static const struct known *learn(PyObject *o) {
         k.how = HOW_DLPACK;
     else if (PyObject_CheckBuffer(o))
         k.how = HOW_BUFFER;
+    if (k.family == FAMILY_TORCH) learn_questions(&k);
     struct known *slot = &known[next_known++ % (sizeof known / sizeof *known)];
     Py_INCREF((PyObject *)type);
     Py_XDECREF((PyObject *)slot->type);
@@ -350,19 +380,30 @@ static bool no_tangent(PyObject *o, const struct tensor *t) {
     return dual && dual != Py_True;
 }
 
-/* Whether the answer of o.name() is True; -1 with an exception. */
-static int asks(PyObject *o, PyObject **name, const char *text) {
-    if (!*name && !(*name = PyUnicode_InternFromString(text))) return -1;
-    PyObject *answer = PyObject_CallMethodObjArgs(o, *name, NULL);
+/* Whether an answer (owned) is True; -1 with an exception. */
+static int is_true(PyObject *answer) {
     Py_XDECREF(answer);
     return answer ? answer == Py_True : -1;
 }
 
+static int is_negated(const struct known *k, PyObject *o) {
+    static PyObject *name;
+    if (k->is_neg) return is_true(k->is_neg(o, NULL));
+    if (!name && !(name = PyUnicode_InternFromString("is_neg"))) return -1;
+    return is_true(PyObject_CallMethodObjArgs(o, name, NULL));
+}
+
+static int is_tracked(const struct known *k, PyObject *o) {
+    static PyObject *name;
+    if (k->requires_grad) return is_true(k->requires_grad->get(o, k->requires_grad->closure));
+    if (!name && !(name = PyUnicode_InternFromString("requires_grad"))) return -1;
+    return is_true(PyObject_GetAttr(o, name));
+}
+
 /* A tensor of torch may be the negative of its memory (the imaginary part of a conjugate, torch._neg_view), and it may
- * be part of a graph that autograd records. DLPack and data_ptr() tell neither. The two questions take 0.2 us a tensor. */
-static bool from_torch(PyObject *o, struct tensor *t, bool *negated) {
-    static PyObject *is_neg, *requires_grad;
-    const int neg = asks(o, &is_neg, "is_neg");
+ * be part of a graph that autograd records. DLPack and data_ptr() tell neither. */
+static bool from_torch(const struct known *k, PyObject *o, struct tensor *t, bool *negated) {
+    const int neg = is_negated(k, o);
     if (neg < 0) return false;
     *negated = neg;
     if (neg && t->output) {
@@ -371,19 +412,16 @@ static bool from_torch(PyObject *o, struct tensor *t, bool *negated) {
                    role(t), t->which);
         return false;
     }
-    if (!requires_grad && !(requires_grad = PyUnicode_InternFromString("requires_grad")))
-        return false;
-    PyObject *tracked = PyObject_GetAttr(o, requires_grad);
-    Py_XDECREF(tracked);
-    return tracked && (tracked != Py_True || untracked(t)) && no_tangent(o, t);
+    const int tracked = is_tracked(k, o);
+    return tracked >= 0 && (!tracked || untracked(t)) && no_tangent(o, t);
 }
 
-static bool from_exchange(const DLPackExchangeAPI *api, PyObject *o, const struct slot *want,
+static bool from_exchange(const struct known *k, PyObject *o, const struct slot *want,
                           struct tensor *t) {
     DLTensor d;
     bool negated = false;
-    if (api->dltensor_from_py_object_no_sync(o, &d)) return false;
-    if (t->family == FAMILY_TORCH && d.dtype.code != kDLBool && !from_torch(o, t, &negated))
+    if (k->api->dltensor_from_py_object_no_sync(o, &d)) return false;
+    if (t->family == FAMILY_TORCH && d.dtype.code != kDLBool && !from_torch(k, o, t, &negated))
         return false;
     if (negated) return from_substitute("resolve_neg", o, want, t);
     return from_dltensor(o, &d, want, t);
@@ -437,7 +475,8 @@ static bool integers(PyObject *o, int64_t *out, int *n, const struct tensor *t) 
     return ok;
 }
 
-static bool from_attributes(PyObject *o, const struct slot *want, struct tensor *t) {
+static bool from_attributes(const struct known *k, PyObject *o, const struct slot *want,
+                            struct tensor *t) {
     int given, rank, n;
     bool negated = false;
     PyObject *number = arrays_call("torch_dtype", o); /* refuses other devices */
@@ -445,7 +484,7 @@ static bool from_attributes(PyObject *o, const struct slot *want, struct tensor 
     given = (int)PyLong_AsLong(number);
     Py_DECREF(number);
     if (!check_dtype(o, want, t, given)) return false;
-    if (t->family == FAMILY_TORCH && !from_torch(o, t, &negated)) return false;
+    if (t->family == FAMILY_TORCH && !from_torch(k, o, t, &negated)) return false;
     if (negated) return from_substitute("resolve_neg", o, want, t);
     PyObject *at = PyObject_CallMethod(o, "data_ptr", NULL);
     void *data = at ? PyLong_AsVoidPtr(at) : NULL;
@@ -469,9 +508,9 @@ static bool describe(PyObject *o, const struct slot *want, struct tensor *t) {
     if (!k) return false;
     t->family = k->family;
     switch (k->how) {
-    case HOW_EXCHANGE: return from_exchange(k->api, o, want, t);
+    case HOW_EXCHANGE: return from_exchange(k, o, want, t);
     case HOW_BUFFER: return from_buffer(o, want, t);
-    case HOW_ATTR: return from_attributes(o, want, t);
+    case HOW_ATTR: return from_attributes(k, o, want, t);
     case HOW_DLPACK: return from_capsule(o, want, t);
     default: return wrong_kind(o, want, t);
     }

@@ -177,6 +177,35 @@ def test_lazily_negated_tensors(torch):
         f.run(torch.ones(2), torch._neg_view(torch.ones(2)))
 
 
+def test_a_class_that_answers_for_itself_is_asked(torch):
+    """The functions of torch.Tensor are called directly unless a class replaces them."""
+
+    class Negated(torch.Tensor):
+        def is_neg(self):
+            return True
+
+    class Recorded(torch.Tensor):
+        @property
+        def requires_grad(self):
+            return True
+
+    class Plain(torch.Tensor):
+        pass
+
+    @dvm.kernel
+    def f(k, x):
+        return k.store(k.mul(k.load(x), 2))
+
+    x = torch.ones(2)
+    with pytest.raises(dvm.ArgumentError, match="resolve_neg"):
+        f.run(x, torch.empty(2).as_subclass(Negated))
+    with pytest.raises(dvm.UnsupportedError, match="requires grad"):
+        f(x.as_subclass(Recorded))
+    assert torch.equal(f(x.as_subclass(Plain)).as_subclass(torch.Tensor), x * 2)
+    with pytest.raises(dvm.UnsupportedError, match="requires grad"):
+        f(x.clone().requires_grad_().as_subclass(Plain))
+
+
 def test_conjugated_tensors(torch):
     one = dvm.kernel(lambda k, x: k.store(k.load(x)))
     c = torch.complex(torch.ones(2), torch.ones(2)).conj()
