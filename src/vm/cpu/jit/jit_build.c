@@ -116,8 +116,24 @@ static void mark_end(struct dvm_mi *m, dvm_vid v) {
     m->flags |= (uint8_t)(J_ENDS_A << which);
 }
 
+/* What nobody wants is not emitted: it needs no constants. */
+static void drop_uses(struct dvm_jb *b, const struct dvm_mi *m) {
+    const dvm_vid in[4] = {m->a, m->b, m->c, m->k};
+    for (int i = 0; i < 4; i++)
+        if (in[i] && b->val[in[i]].uses < UINT16_MAX) b->val[in[i]].uses--;
+}
+
+static void drop_dead(struct dvm_jb *b) {
+    const struct dvm_mlist *l = &b->list[J_BODY];
+    for (uint32_t k = l->n; k-- > 0;) {
+        const struct dvm_jval *x = &b->val[l->p[k].d];
+        if (l->p[k].d && x->last < 0 && !x->crosses) drop_uses(b, &l->p[k]);
+    }
+}
+
 bool dvm_j_finish(struct dvm_jb *b) {
     if (b->failed) return true;
+    drop_dead(b);
     b->hoisted = dvm_arena_raw(b->arena, b->nval * sizeof *b->hoisted);
     if (!b->hoisted) return false;
     for (uint32_t v = 1; v < b->nval; v++) {

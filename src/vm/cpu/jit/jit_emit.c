@@ -37,8 +37,16 @@ static void move_to_frame(struct dvm_je *e, int cls, int r, int32_t slot) {
         dvm_x_vec(&e->e, X_VMOVUPS_ST, e->full, r, 0, dvm_j_frame_at(slot), 0);
 }
 
+/* Says where a value is: of this unit, or of a hoisted one. */
+static void locate(struct dvm_je *e, dvm_vid v, int u, int r) {
+    if (local(e, v))
+        e->reg[dvm_j_key(e, v, u)] = (int8_t)r;
+    else
+        for (u = 0; u < e->unroll; u++) e->reg[dvm_j_key(e, v, u)] = (int8_t)r;
+}
+
 static void drop_register(struct dvm_je *e, int cls, int r) {
-    e->reg[dvm_j_key(e, e->owner[cls][r], e->owner_u[cls][r])] = -1;
+    locate(e, e->owner[cls][r], e->owner_u[cls][r], -1);
     e->free[cls] |= 1u << r;
 }
 
@@ -191,6 +199,7 @@ int dvm_j_bring(struct dvm_je *e, dvm_vid v, int u) {
     else
         dvm_x_vec(&e->e, X_VMOVUPS, e->full, r, 0, dvm_j_frame_at(place(e, v, u)), 0);
     own(e, v, u, r);
+    locate(e, v, u, r);
     return r;
 }
 
@@ -428,7 +437,8 @@ static bool commutes(int op) {
     }
 }
 
-static void compute(struct dvm_je *e, const struct dvm_mi *m, int u) {
+/* Some operand is in memory, or there are more than two. */
+static DVM_NOINLINE void compute_any(struct dvm_je *e, const struct dvm_mi *m, int u) {
     const struct dvm_x_row *row = &dvm_x_rows[m->op];
     unsigned attr = m->attr;
     dvm_vid x = m->a, y = m->b;
@@ -449,11 +459,27 @@ static void compute(struct dvm_je *e, const struct dvm_mi *m, int u) {
     if (m->k) attr |= X_K((unsigned)dvm_j_get(e, m->k, u)) | (m->flags & J_ZERO ? X_Z : 0);
     struct dvm_x_rm rm = dvm_j_operand(e, m->op, y, u, &attr);
     dvm_j_done(e, m, u);
-    int d = dest_near(e, m->d, u, -1);
+    int d = dvm_j_dest(e, m->d, u);
     if (row->form == X_VMI)
         dvm_x_vec(&e->e, (enum dvm_x_op)m->op, attr, 0, d, rm, imm);
     else
         dvm_x_vec(&e->e, (enum dvm_x_op)m->op, attr, d, vvvv, rm, imm);
+}
+
+/* Nearly all: one or two operands, in registers, and a register is free for the result. */
+static void compute(struct dvm_je *e, const struct dvm_mi *m, int u) {
+    const struct dvm_jval *d = &e->val[m->d];
+    int x = m->a ? dvm_j_where(e, m->a, u) : 0, y = dvm_j_where(e, m->b, u);
+    if (dvm_x_rows[m->op].form > X_RM || (m->c | m->k | d->acc) || (x | y) < 0 || d->pin >= 0 ||
+        !e->free[d->cls]) {
+        compute_any(e, m, u);
+        return;
+    }
+    dvm_j_done(e, m, u);
+    int r = first_of(e, d->cls, e->free[d->cls]);
+    e->free[d->cls] &= ~(1u << r);
+    own(e, m->d, u, r);
+    dvm_x_vec(&e->e, (enum dvm_x_op)m->op, m->attr, r, x, dvm_x_reg(y), 0);
 }
 
 /* Nobody wants the result. */
@@ -490,6 +516,10 @@ void dvm_j_begin_list(struct dvm_je *e, int list) {
     e->list = list;
     memset(e->reg, -1, keys);
     memset(e->slot, 0, keys * sizeof *e->slot);
+    for (uint32_t k = 0; k < e->b->nhoisted; k++)
+        if (e->val[e->b->hoisted[k]].pin >= 0)
+            for (int u = 0; u < e->unroll; u++)
+                e->reg[dvm_j_key(e, e->b->hoisted[k], u)] = e->val[e->b->hoisted[k]].pin;
     for (int cls = J_V; cls <= J_K; cls++) e->free[cls] = all_regs(e, cls) & ~reserved(e, cls);
 }
 

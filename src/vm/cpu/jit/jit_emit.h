@@ -55,6 +55,7 @@ struct dvm_je {
 /* How the loops are made. */
 struct dvm_jplan {
     int unroll;
+    int cold;       /* MAP: units of the loop with non-temporal stores */
     int narrow;     /* COL: units of a second loop over what the first leaves, or 0 */
     bool by_unit;   /* units one after the other: fewer values are alive at once */
     bool acc_regs;  /* accumulators of the main loop are in registers */
@@ -86,15 +87,12 @@ void dvm_j_begin_list(struct dvm_je *e, int list);
 DVM_INLINE bool dvm_j_local(const struct dvm_je *e, const struct dvm_jval *x) {
     return x->list == e->list && !x->konst;
 }
-/* Where the place of a value is noted: hoisted ones are the same for all units. */
 DVM_INLINE uint32_t dvm_j_key(const struct dvm_je *e, dvm_vid v, int u) {
-    bool own = u && dvm_j_local(e, &e->val[v]);
-    return own ? (uint32_t)u * e->b->nval + v : v;
+    return (uint32_t)u * e->b->nval + v;
 }
-/* Register that a value is in, or -1. */
+/* Register that a value is in, or -1. Of hoisted ones every unit knows. */
 DVM_INLINE int dvm_j_where(const struct dvm_je *e, dvm_vid v, int u) {
-    int pin = e->val[v].pin;
-    return pin >= 0 ? pin : e->reg[dvm_j_key(e, v, u)];
+    return e->reg[dvm_j_key(e, v, u)];
 }
 int dvm_j_bring(struct dvm_je *e, dvm_vid v, int u); /* into one, from memory */
 /* Register of an operand, locked for this operation. */

@@ -296,7 +296,7 @@ static void cold_loop(struct dvm_je *e, const struct dvm_jplan *p, struct cold c
     if (!p->stream) return;
     dvm_x_land(&e->e, c.jump);
     e->stream = e->fetch = true;
-    unit_loop(e, p->unroll);
+    unit_loop(e, p->cold);
     e->stream = e->fetch = false;
     dvm_x_jump_back(&e->e, X_ALWAYS, c.back);
 }

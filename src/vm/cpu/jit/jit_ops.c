@@ -38,8 +38,10 @@ dvm_vid dvm_j_cmpi(struct dvm_jb *b, dvm_vid x, dvm_vid y, int predicate) {
 
 dvm_vid dvm_j_sel(struct dvm_jb *b, dvm_vid m, dvm_vid x, dvm_vid y) {
     uint8_t len = (uint8_t)b->len;
+    dvm_vid zero = dvm_j_const32(b, 0);
+    if (!b->z && y == zero) return dvm_j_and(b, m, x);
     if (!b->z) return dvm_j_vec(b, X_VBLENDVPS, y, x, m, 0);
-    if (y == dvm_j_const32(b, 0))
+    if (y == zero)
         return dvm_j_op(
             b, J_V, (struct dvm_mi){.op = X_VMOVAPS, .attr = len, .b = x, .k = m, .flags = J_ZERO});
     return dvm_j_op(b, J_V,

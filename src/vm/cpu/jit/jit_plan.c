@@ -4,14 +4,17 @@
 #include "vm/cpu/jit/jit_emit.h"
 
 enum {
-    TEMPS = 3,      /* registers left for values that come from memory */
-    LEAST = 6,      /* for one operation and its operands */
-    MAP_BODY = 160, /* operations of an unrolled body: beyond, the loop itself no longer counts */
+    TEMPS = 3, /* registers left for values that come from memory */
+    LEAST = 6, /* for one operation and its operands */
+    MAP_BODY =
+        320, /* operations of an unrolled body. Up to there units side by side hide each other's latency: what
+                     * waits in the processor is about a hundred operations, two units of a chain of thirty */
     ROW_BODY = 200,
     COL_BODY =
         64, /* eight units hide the latency of an addition, which longer bodies do themselves */
     FETCH_BODY = 12,  /* of one unit: the same for reductions */
-    STREAM_BODY = 48, /* longer bodies do not wait for memory */
+    STREAM_BODY = 64, /* of one unit: longer bodies do not wait for memory */
+    COLD_BODY = 128,  /* the same of all units */
     TAIL_BODY = 96    /* AVX-512: longer bodies are emitted once, under a mask */
 };
 
@@ -25,11 +28,11 @@ static void pressure(const struct dvm_jb *b, int list, int most[2]) {
         dvm_vid in[4] = {m->a, m->b, m->c, m->k};
         for (int i = 0; i < 4; i++)
             if (m->flags & J_ENDS_A << i) live[b->val[in[i]].cls]--;
-        if (!m->d) continue;
-        int cls = b->val[m->d].cls;
-        live[cls]++;
-        most[cls] = DVM_MAX(most[cls], live[cls]);
-        if (b->val[m->d].last < 0) live[cls]--;
+        const struct dvm_jval *x = &b->val[m->d];
+        if (!m->d || (x->last < 0 && !x->crosses)) continue; /* stores, what nobody wants */
+        live[x->cls]++;
+        most[x->cls] = DVM_MAX(most[x->cls], live[x->cls]);
+        if (x->last < 0) live[x->cls]--;
     }
 }
 
@@ -75,8 +78,9 @@ static void plan_units(struct dvm_je *e, struct dvm_jplan *p) {
     p->tail_only = b->z && (n > TAIL_BODY || b->nsub); /* calls make short lists of long bodies */
     if (p->tail_only) return;
     if (b->s->mode == DVM_MODE_MAP) {
-        p->unroll = map_units(e, most);
-        p->stream = !b->neon && n * p->unroll <= STREAM_BODY && !b->calls && !b->nscan;
+        p->unroll = p->cold = map_units(e, most);
+        p->stream = !b->neon && n <= STREAM_BODY && !b->calls && !b->nscan;
+        while (p->cold * n > COLD_BODY && p->cold > 1) p->cold /= 2;
         return;
     }
     if (b->calls || b->nscan || b->skips || b->nsub) return;
