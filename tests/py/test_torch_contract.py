@@ -585,3 +585,35 @@ def test_wrong_number_of_arguments_is_said():
     assert (program.call(torch.ones(3))[0] == 2).all()
     with pytest.raises(dvm.ArgumentError, match="list of 1 arguments"):
         program.call()
+
+
+def test_a_value_and_itself_without_gradient():
+    """detach is nothing in a graph, but the results are two tensors, one without a gradient."""
+
+    def f(x):
+        y = x * 2
+        z = torch.relu(y)
+        return y, y.detach(), z, z.detach(), x.detach()
+
+    x = torch.randn(4, requires_grad=True)
+    outs = compiled(f)(x)
+    assert [o.requires_grad for o in outs] == [True, False, True, False, False]
+    for got, want in zip(outs, f(x), strict=True):
+        same(got, want)
+    (outs[0].sum() + outs[2].sum()).backward()
+    same(x.grad, 2.0 + 2.0 * (x > 0))
+    with torch.no_grad():
+        y, d, *_ = compiled(f)(x)
+        d.add_(1)
+    same(y, d)
+
+
+def test_a_saved_result_that_is_changed_is_refused():
+    """The result of relu is what its backward reads; eager code sees the change by its version."""
+    x = torch.randn(4, requires_grad=True)
+    y = compiled(lambda x: torch.relu(x) * 1)(x)
+    assert y.grad_fn is not None
+    y = compiled(torch.relu)(x)
+    y.detach().add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.sum().backward()

@@ -329,3 +329,11 @@ def test_tables_that_do_not_fit_are_refused(change):
     assert _dvm.Program(**tables).run([[1, 2, 3]]) == 3
     with pytest.raises((dvm.Error, TypeError)):
         _dvm.Program(**{**tables, **change})
+
+
+def test_saved_results_cost_no_calls():
+    """relu saves its result; as a detached view, it would be a call of torch in every forward."""
+    f = torch.compile(lambda x, y: torch.relu(x * y + x), backend="dvm")
+    f(torch.randn(3, requires_grad=True), torch.randn(3)).sum().backward()
+    for g in dvm.torch.summary().graphs:
+        assert [p.stats()["calls"] for p in g.programs()] == [0]

@@ -78,4 +78,6 @@ def table() -> dict[torch._ops.OpOverload, Callable]:
     from torch._decomp import get_decompositions
 
     packets = (getattr(torch.ops.aten, name, None) for name in DECOMPOSED.split())
-    return {**get_decompositions([p for p in packets if p is not None]), **foreach_table()}
+    known = get_decompositions([p for p in packets if p is not None])
+    # Graphs have no gradients to cut off: a saved output is the output, not a view made each call.
+    return {**known, torch.ops.aten.detach.default: lambda x: x, **foreach_table()}
