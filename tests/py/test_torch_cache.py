@@ -103,6 +103,28 @@ def test_views_and_sizes_after_a_hit():
         same([c(x * 2)], [f(x * 2)])
 
 
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_torch_takes_over_after_a_hit(dynamic):
+    """A kernel from the cache has no graph: what torch runs instead is in the entry."""
+
+    def f(x):
+        y = x.relu_().reshape(-1, 6)  # the kernel cannot write an x that is not aligned
+        n = y.shape[0] - 1
+        return y[:n].sum(0).expand(n, 6) / y.shape[0] + y[1:].amax(1, keepdim=True), x.new_zeros(n)
+
+    for hit in (0, 1):
+        torch._dynamo.reset()
+        c = torch.compile(f, backend="dvm", dynamic=dynamic, options={"cache": True})
+        for n in (4, 7) if dynamic else (4,):
+            x = torch.randn(6 * n)
+            odd = torch.frombuffer(bytearray(24 * n + 1), dtype=torch.float32, offset=1).copy_(x)
+            for got, want in zip(c(odd), f(x), strict=True):
+                torch.testing.assert_close(got, want)
+            same([odd], [x])
+        s = dvm.torch.summary()
+        assert s.cache_hits == hit and s.rescued.total() == (2 if dynamic else 1)
+
+
 def damage(path, how):
     data = path.read_bytes()
     payload = data.partition(b"\n")[2]
@@ -113,7 +135,7 @@ def damage(path, how):
     elif how == "empty":
         path.write_bytes(b"")
     elif how == "version":
-        path.write_bytes(data.replace(b"DVMCACHE 1", b"DVMCACHE 2", 1))
+        path.write_bytes(data.replace(cache.MAGIC, cache.MAGIC + b"0", 1))
     elif how == "no json":
         write(path, b"[1, 2")
     else:
@@ -124,6 +146,11 @@ def damage(path, how):
 
 def write(path, payload):
     path.write_bytes(b"%s %08x %d\n" % (cache.MAGIC, zlib.crc32(payload), len(payload)) + payload)
+
+
+def in_reference(entry, old, new):
+    kernel = entry["kernels"][0]
+    kernel["reference"] = kernel["reference"].replace(old, new, 1)
 
 
 HOSTILE = {
@@ -150,7 +177,12 @@ HOSTILE = {
     "decorator": lambda e: e["kernels"][0].update(
         source="@exit\n" + e["kernels"][0]["source"]
     ),
-    "node": lambda e: e["kernels"][0].update(nodes=["no_such_node"]),
+    "reference": lambda e: in_reference(e, "    return", "    open('x')\n    return"),
+    "reference to another operator": lambda e: in_reference(e, "aten.", "aten.from_file."),
+    "reference that reaches further": lambda e: in_reference(
+        e, "    return", "    x = torch.ops.aten.relu.default.__class__\n    return"
+    ),
+    "results": lambda e: e["kernels"][0].update(results="two"),
     "type": lambda e: e.update(kernels=3),
     "missing": lambda e: e.pop("call"),
 }  # fmt: skip
@@ -161,8 +193,9 @@ def test_damaged_and_hostile_entries_are_misses(tmp_path, how):
     want, _, _ = run()
     for path in entries(tmp_path):
         damage(path, HOSTILE.get(how, how))
-    got, hits, _ = run()
-    assert hits == (0, 2)
+    got, hits, summary = run()
+    assert hits == (0, 2) and 1 <= summary.cache_damaged <= 2
+    assert "damaged" in str(summary)
     same(got, want)
     assert run()[1] == (2, 0)  # written anew
 

@@ -73,3 +73,19 @@ def test_padding_by_a_size_that_may_be_zero():
         (want[0].sum() + want[1].square().sum()).backward()
         torch.testing.assert_close(x.grad, y.grad)
     assert not any("pad" in name for name in dvm.torch.summary().fallbacks)
+
+
+def test_shapes_are_not_compared_by_value():
+    """Asking whether two symbolic shapes are equal makes a guard: 42 elements would recompile."""
+
+    def f(x):
+        y = x.relu().reshape(-1, 6)
+        n = y.shape[0] - 1
+        return y[:n].sum(0).expand(n, 6) / y.shape[0]
+
+    torch._dynamo.reset()
+    c = torch.compile(f, backend="dvm", dynamic=True)
+    for n in (24, 42, 60):
+        x = torch.randn(n)
+        torch.testing.assert_close(c(x), f(x))
+    assert not dvm.torch.summary().recompiles

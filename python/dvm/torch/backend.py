@@ -26,8 +26,9 @@ from torch.fx import GraphModule, Node
 
 from . import cache, debug, decomp, stats
 from .codegen import HEADER, Program, generate
-from .kernel_text import KernelText
+from .kernel_text import AnyKernel
 from .options import OptionError, Options, parse_options
+from .reference_text import Reference
 from .rows_attn import take_attention
 
 # Rows register themselves.
@@ -225,7 +226,7 @@ def build(
         namespace = dict(program.constants)
         if options.check:
             for k in program.kernels:
-                namespace[k.name + "_check"] = _reference(k)
+                namespace[k.name + "_check"] = Reference(k.reference)
         kernel = None
         try:
             line = _execute(program.header, 0, name, namespace)
@@ -247,7 +248,7 @@ def build(
         if name_on_disk and known is None and not refused:
             cache.save(name_on_disk, program)
         for k in program.kernels:
-            rescue = Rescue(k.name, _reference(k), len(k.outputs), k.in_place, rescued)
+            rescue = Rescue(k.name, Reference(k.reference), k.results, k.in_place, rescued)
             namespace[k.name].run.__self__.set_rescue(rescue)
         return program, namespace["call"]
 
@@ -264,7 +265,7 @@ def kernels_built() -> int:
     return _built
 
 
-def _load(kernel: KernelText, line: int, name: str, namespace: dict) -> int:
+def _load(kernel: AnyKernel, line: int, name: str, namespace: dict) -> int:
     """The kernel in the namespace: one of the same text, or a new one.
 
     Returns the line behind it.
@@ -295,27 +296,6 @@ def _execute(text: str, line: int, name: str, namespace: dict) -> int:
     """Runs a part of the program's text that begins behind `line`; returns the line behind it."""
     exec(compile("\n" * line + text, f"<dvm {name}>", "exec"), namespace)
     return line + text.count("\n") + 2
-
-
-def _reference(kernel: KernelText) -> Callable:
-    """The nodes of a kernel run by torch: option `check`, and arguments the engine refuses."""
-
-    def run(*arguments: Any) -> list[Any]:
-        numbers = dict(zip(kernel.scalars, arguments, strict=False))
-        env = dict(zip(kernel.loads, arguments[len(numbers) :], strict=False))
-        sizes = kernel.symbols.solved(
-            numbers, [(n.meta["val"].shape, t.shape) for n, t in env.items()]
-        )
-        for node in kernel.nodes:
-            if node not in env:
-                args, kwargs = torch.fx.map_arg(
-                    (node.args, node.kwargs),
-                    lambda n: env[n] if n in env else sizes(n.meta["val"]),
-                )
-                env[node] = node.target(*args, **kwargs)
-        return [env[n] for n in kernel.outputs]
-
-    return run
 
 
 def _graph_name(kind: str) -> str:

@@ -4,7 +4,7 @@ Off unless asked for (option `cache`, DVM_CACHE=1): for most graphs lowering is 
 DVM_CACHE_DIR, else dvm below XDG_CACHE_HOME or ~/.cache; without one, or when it cannot be written,
 everything works and nothing is kept. `python -m dvm cache ls|verify|clear` looks after it.
 
-An entry is data. The file has a line "DVMCACHE 1 crc length" and JSON; the name is a hash of the
+An entry is data. The file has a line "DVMCACHE 2 crc length" and JSON; the name is a hash of the
 graph, the options and the versions of torch and DVM. Text from a file is never trusted: `checked`
 accepts the few forms that code generation writes, calls of operators of the very graph, and nothing
 else; anything wrong is a miss. Files appear whole (written aside, then renamed) and may be removed
@@ -14,6 +14,7 @@ at any time; processes need no lock.
 from __future__ import annotations
 
 import ast
+import contextlib
 import functools
 import hashlib
 import json
@@ -22,6 +23,7 @@ import re
 import tempfile
 import zlib
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,12 +31,13 @@ import _dvm
 import torch
 from torch.fx import GraphModule
 
+from . import stats
 from .codegen import BINDINGS, HEADER, Program
-from .kernel_text import KernelText
+from .kernel_text import AnyKernel, KnownKernel
 from .options import Options
-from .symbols import Symbols
+from .reference_text import EMPTY, NoText
 
-MAGIC = b"DVMCACHE 1"
+MAGIC = b"DVMCACHE 2"
 SUFFIX = ".dvmc"
 LIMIT = 64 << 20  # bytes of all entries; DVM_CACHE_BYTES
 
@@ -111,24 +114,14 @@ def _meta(val: Any) -> Any:
 
 def save(name: str, program: Program) -> None:
     """Keeps a program; says nothing when that is not possible."""
-    path = folder()
-    recorded = len(program.calls) == 1 and "record(program)" in program.call
-    if path is None or program.constants or not recorded:
+    path, entry = folder(), packed(program)
+    if path is None or entry is None:
         return
-    entry = {
-        "header": program.header,
-        "kernels": [_kernel_entry(k) for k in program.kernels],
-        "call": program.call,
-        "fused": program.fused,
-        "left": [[op, why, n] for (op, why), n in program.fallbacks.items()],
-    }
-    payload = json.dumps(entry).encode()
-    head = b"%s %08x %d\n" % (MAGIC, zlib.crc32(payload), len(payload))
     try:
         fd, aside = tempfile.mkstemp(prefix=".new-", dir=path)
         try:
             with os.fdopen(fd, "wb") as f:
-                f.write(head + payload)
+                f.write(sealed(entry))
             os.replace(aside, path / (name + SUFFIX))
         except BaseException:
             os.unlink(aside)
@@ -138,18 +131,53 @@ def save(name: str, program: Program) -> None:
         pass
 
 
-def _kernel_entry(k: KernelText) -> dict:
+def packed(program: Program) -> dict | None:
+    """A program as data; None when it is more than text."""
+    recorded = len(program.calls) == 1 and "record(program)" in program.call
+    if program.constants or not recorded:
+        return None
+    try:
+        kernels = [_kernel_entry(k) for k in program.kernels]
+    except NoText:
+        return None
+    return {
+        "header": program.header,
+        "kernels": kernels,
+        "call": program.call,
+        "fused": program.fused,
+        "left": [[op, why, n] for (op, why), n in program.fallbacks.items()],
+    }
+
+
+def _kernel_entry(k: AnyKernel) -> dict:
     return {
         "name": k.name,
         "source": k.source,
-        "nodes": [n.name for n in k.nodes],
-        "fused": [n.name for n in k.fused],
-        "scalars": k.scalars,
-        "loads": [n.name for n in k.loads],
-        "outputs": [n.name for n in k.outputs],
+        "reference": k.reference(),
+        "results": k.results,
         "dynamic": k.dynamic,
         "in_place": k.in_place,
     }
+
+
+def sealed(entry: dict) -> bytes:
+    """Data as the contents of a file, which `opened` checks."""
+    payload = json.dumps(entry).encode()
+    return b"%s %08x %d\n" % (MAGIC, zlib.crc32(payload), len(payload)) + payload
+
+
+def opened(data: bytes) -> dict:
+    """The data of an entry; ValueError when it is not what was written."""
+    head, _, payload = data.partition(b"\n")
+    words = head.split(b" ")
+    if len(words) != 4 or b" ".join(words[:2]) != MAGIC:
+        raise ValueError("no cache entry of this version")
+    if len(payload) != int(words[3]) or zlib.crc32(payload) != int(words[2], 16):
+        raise ValueError("damaged")
+    entry = json.loads(payload)
+    if not isinstance(entry, dict):
+        raise ValueError("damaged")
+    return entry
 
 
 def _trim(path: Path) -> None:
@@ -165,6 +193,10 @@ def _trim(path: Path) -> None:
         total -= s.st_size
 
 
+# What reading data that someone else wrote may raise.
+WRONG = (ValueError, KeyError, TypeError, SyntaxError, RecursionError)
+
+
 def load(name: str, gm: GraphModule) -> Program | None:
     """The program of a graph met before; None when there is none that passes every check."""
     path = folder()
@@ -176,24 +208,13 @@ def load(name: str, gm: GraphModule) -> Program | None:
     except OSError:
         return None
     try:
-        program = _program(json.loads(payload_of(data)), gm)
-        os.utime(file)
-    except (ValueError, KeyError, TypeError, SyntaxError, RecursionError):
+        program = restored(opened(data), gm)
+    except WRONG as error:
+        stats.count_damaged(str(file), error)
         return None
-    except OSError:
-        pass
+    with contextlib.suppress(OSError):
+        os.utime(file)
     return program
-
-
-def payload_of(data: bytes) -> bytes:
-    """The JSON of an entry; ValueError when the file is not what was written."""
-    head, _, payload = data.partition(b"\n")
-    words = head.split(b" ")
-    if len(words) != 4 or b" ".join(words[:2]) != MAGIC:
-        raise ValueError("no cache entry of this version")
-    if len(payload) != int(words[3]) or zlib.crc32(payload) != int(words[2], 16):
-        raise ValueError("damaged")
-    return payload
 
 
 def command(what: str) -> int:
@@ -206,9 +227,8 @@ def command(what: str) -> int:
         total += len(data)
         state = "ok"
         try:
-            kernels = json.loads(payload_of(data))["kernels"]
-            names = " ".join(k["name"] for k in kernels)
-        except (ValueError, KeyError, TypeError) as error:
+            names = " ".join(k["name"] for k in opened(data)["kernels"])
+        except WRONG as error:
             bad += 1
             state, names = "damaged", str(error)
         if what == "clear":
@@ -220,21 +240,18 @@ def command(what: str) -> int:
     return int(what == "verify" and bad > 0)
 
 
-def _program(entry: dict, gm: GraphModule) -> Program:
-    nodes = {n.name: n for n in gm.graph.nodes}
-    symbols = Symbols()
+def restored(entry: dict, gm: GraphModule | None) -> Program:
+    """The program of an entry, one of WRONG when it is not what code generation writes for this
+    graph; without a graph any operator of ATen may be in it.
+    """
     kernels = [
-        KernelText(
+        KnownKernel(
             k["name"],
             k["source"],
-            [nodes[n] for n in k["nodes"]],
-            [nodes[n] for n in k["fused"]],
-            list(map(str, k["scalars"])),
-            [nodes[n] for n in k["loads"]],
-            [nodes[n] for n in k["outputs"]],
+            k["reference"],
+            int(k["results"]),
             bool(k["dynamic"]),
             bool(k["in_place"]),
-            symbols,
         )
         for k in entry["kernels"]
     ]
@@ -252,41 +269,70 @@ _SYNTAX = (
     ast.UnaryOp, ast.operator, ast.unaryop, ast.expr_context, ast.IfExp, ast.Compare, ast.cmpop,
 )  # fmt: skip
 _NAMES = frozenset(("k", "p", "dvm", "torch", "math", "operator", "inf", "nan", "device", "record"))
-_CALLED = frozenset(("device", "record", "run", "min", "max", "abs", "int", "float"))
+_CALLED = frozenset(("device", "record", "run", "min", "max", "abs", "int", "float", "bool"))
 
 
-def checked(header: str, kernels: list[KernelText], call: str, gm: GraphModule) -> None:
+def checked(header: str, kernels: list[AnyKernel], call: str, gm: GraphModule | None) -> None:
     """ValueError unless the texts have the form that code generation gives them."""
-    ops = _checked_header(header, gm)
+    targets = _targets(gm)
+    ops = _checked_header(header, targets)
     known = {*ops, *(k.name for k in kernels)}
     for k in kernels:
         (function,) = _tree(k.source, known, "k").body
         if not isinstance(function, ast.FunctionDef) or function.name != k.name:
             raise ValueError("no kernel")
+        _checked_reference(k.reference(), targets)
     program, run, function = _tree(call, {*known, "program", "run"}, "p").body
     wanted = "run = record(program).run", "def call(args):\n    return run(args)"
     if program.name != "program" or (ast.unparse(run), ast.unparse(function)) != wanted:
         raise ValueError("no program")
 
 
-def _checked_header(header: str, gm: GraphModule) -> set[str]:
+def _targets(gm: GraphModule | None) -> Callable[[str], bool]:
+    """Whether an operator, aten.mul.Tensor, may be called."""
+    if gm is None:
+        return lambda name: re.fullmatch(r"(aten|prims)\.\w+\.\w+", name) is not None
+    return {str(n.target) for n in gm.graph.nodes if n.op == "call_function"}.__contains__
+
+
+_PATHS = {path: name for name, path in BINDINGS.items()}
+
+
+def _checked_header(header: str, is_target: Callable[[str], bool]) -> set[str]:
     """The operators that the header names: those of the graph only."""
     if not isinstance(header, str) or not header.startswith(HEADER):
         raise ValueError("another header")
-    targets = {str(n.target) for n in gm.graph.nodes if n.op == "call_function"}
-    paths = {BINDINGS.get(t, f"torch.ops.{t}") for t in targets}
     names = set()
     for line in header[len(HEADER) :].split("\n"):
         if not line:
             continue
         m = re.fullmatch(r"([a-z]\w*) = ((?:torch|operator|math)[\w.]*)", line)
-        if m is None or (m[2] not in paths and not re.fullmatch(r"(operator|math)\.\w+", m[2])):
+        if m is None:
+            raise ValueError(f"unexpected {line!r}")
+        target = _PATHS.get(m[2], m[2].removeprefix("torch.ops."))
+        if not is_target(target) and not re.fullmatch(r"(operator|math)\.\w+", m[2]):
             raise ValueError(f"unexpected {line!r}")
         names.add(m[1])
     return names
 
 
-def _tree(text: str, known: set[str], verb: str) -> Any:
+def _checked_reference(text: str, is_target: Callable[[str], bool]) -> None:
+    """A reference calls operators of the graph, sizes of its arguments, and arithmetic."""
+
+    def is_operator(n: ast.expr) -> bool:
+        _, ops, name = ast.unparse(n).rpartition("torch.ops.")
+        return bool(ops) and (name == EMPTY or is_target(name))
+
+    (function,) = _tree(text, set(), "operator", is_operator).body
+    if not isinstance(function, ast.FunctionDef) or function.name != "reference":
+        raise ValueError("no reference")
+
+
+def _tree(
+    text: str, known: set[str], verb: str, is_operator: Callable[[ast.expr], bool] | None = None
+) -> Any:
+    """The parsed text. `verb` is the module or argument whose attributes are called; with
+    `is_operator`, operators of torch are too, and sizes of tensors."""
     tree = ast.parse(text)
     nodes = list(ast.walk(tree))
     bound = {n.id for n in nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
@@ -294,16 +340,31 @@ def _tree(text: str, known: set[str], verb: str) -> Any:
     if bound & (_NAMES - {verb} | _CALLED - {"run"}):
         raise ValueError("a name of the generator is bound anew")
     allowed = known | bound | _NAMES | _CALLED
+    operators: set[ast.AST] = set()
+    for n in nodes if is_operator is not None else ():
+        if isinstance(n, ast.Call) and (is_operator(n.func) or _is_size(n, bound)):
+            operators.update(ast.walk(n.func))
     for n in nodes:
         if not isinstance(n, _SYNTAX):
             raise ValueError(f"unexpected {type(n).__name__}")
         if isinstance(n, ast.Name) and (n.id not in allowed or n.id.startswith("__")):
             raise ValueError(f"unexpected name {n.id}")
-        if isinstance(n, ast.Attribute) and not _is_attribute(n, verb):
+        if isinstance(n, ast.Attribute) and n not in operators and not _is_attribute(n, verb):
             raise ValueError(f"unexpected attribute {ast.unparse(n)}")
-        if isinstance(n, ast.Call) and not _is_call(n, verb):
+        if isinstance(n, ast.Call) and n.func not in operators and not _is_call(n, verb):
             raise ValueError(f"unexpected call {ast.unparse(n.func)}")
     return tree
+
+
+def _is_size(n: ast.Call, bound: set[str]) -> bool:
+    """x.size(1)"""
+    f = n.func
+    return (
+        isinstance(f, ast.Attribute)
+        and f.attr == "size"
+        and isinstance(f.value, ast.Name)
+        and f.value.id in bound
+    )
 
 
 def _is_attribute(n: ast.Attribute, verb: str) -> bool:

@@ -19,7 +19,7 @@ from torch.fx import GraphModule, Node
 from .call_text import Statement, body
 from .fx import ROWS, Emitter, is_getitem, is_left_to_torch
 from .inplace import Direct, direct_stores
-from .kernel_text import KernelText, KernelWriter
+from .kernel_text import AnyKernel, KernelWriter
 from .options import Options
 from .partition import Kind, Partition, Step, is_part, partition
 from .symbols import Symbols, is_recordable
@@ -67,7 +67,7 @@ _MODULES = {"math": math, "operator": operator, "torch": torch}
 
 class Program(NamedTuple):
     header: str  # imports and the ATen ops that are called
-    kernels: list[KernelText]
+    kernels: list[AnyKernel]
     calls: list[str]  # def call(args) behind those of the subgraphs it calls
     constants: dict[str, Any]  # values that have no text: attributes of the graph
     parts: list[Any]  # Partitions of the graph and its subgraphs, or what cache.py restored
@@ -106,7 +106,7 @@ class _Shared:
     def __init__(self, options: Options, refused: dict[Node, str]):
         self.options = options
         self.refused = refused
-        self.kernels: list[KernelText] = []
+        self.kernels: list[AnyKernel] = []
         self.calls: list[str] = []
         self.constants: dict[str, Any] = {}
         self.parts: list[Partition] = []

@@ -9,6 +9,7 @@ from torch.fx import Node
 
 from .fx import DTYPES, Emitter, Val, is_getitem
 from .partition import Kind, Partition, Step
+from .reference_text import reference_text
 from .symbols import Symbols, same_size
 
 
@@ -23,6 +24,32 @@ class KernelText(NamedTuple):
     dynamic: bool
     in_place: bool  # an output is the memory of an argument of the graph
     symbols: Symbols  # of the graph it belongs to
+
+    @property
+    def results(self) -> int:
+        return len(self.outputs)
+
+    def reference(self) -> str:
+        """The text of a function that computes the same by torch, op by op."""
+        scalars = [(name, self.symbols.expression_of(name)) for name in self.scalars]
+        return reference_text(scalars, self.loads, self.nodes, self.outputs, self.symbols.printed)
+
+
+class KnownKernel(NamedTuple):
+    """A kernel from a cache: text without a graph."""
+
+    name: str
+    source: str
+    text: str  # of the reference
+    results: int
+    dynamic: bool
+    in_place: bool
+
+    def reference(self) -> str:
+        return self.text
+
+
+AnyKernel = KernelText | KnownKernel
 
 
 class KernelWriter:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from .fx import HALF, Emitter, Scalar, Unsupported, Val, promote, row
+from .symbols import same_shape
 
 _bool = torch.bool
 
@@ -143,7 +144,7 @@ def copy(e: Emitter, into: Val, x: Val, non_blocking: bool = False) -> Val:
     """x in the shape and dtype of `into`, whose contents do not count."""
     e.forget_operand(0)
     v = e.rounded(e.cast(x, e.out.dtype)) if x.dtype is not e.out.dtype else e("copy", x)
-    if tuple(x.shape) == tuple(e.out.shape):
+    if same_shape(x.shape, e.out.shape):
         return v
     out = e("broadcast", v, e.sizes(e.out.shape))
     out.dtype, out.held = v.dtype, v.held

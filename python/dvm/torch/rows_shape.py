@@ -15,6 +15,7 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from .fx import COMPUTE, Emitter, Scalar, Unsupported, Val, row
 from .rows_point import choose
+from .symbols import same_shape
 
 # ------------------------------------------------------------------------------- builder calls
 
@@ -94,7 +95,7 @@ def expand(e: Emitter, x: Val, *args: Any, **kwargs: Any) -> Val:
         for d, s in zip(dims, x.shape, strict=True):
             shape[d] = s
         x = reshape(e, x, shape)
-    elif tuple(x.shape) == tuple(e.out.shape):
+    elif same_shape(x.shape, e.out.shape):
         return x
     return broadcast(e, x, e.out.shape)
 

@@ -74,6 +74,7 @@ class Summary:
     given_up: list[tuple[str, str]] = field(default_factory=list)
     cache_hits: int = 0
     cache_misses: int = 0
+    cache_damaged: int = 0
 
     @property
     def kernels(self) -> int:
@@ -112,6 +113,8 @@ class Summary:
         ]
         if self.cache_hits or self.cache_misses:
             lines.append(f"dvm: cache: {self.cache_hits} found, {self.cache_misses} not found")
+        if self.cache_damaged:
+            lines.append(f"dvm: cache: {self.cache_damaged} damaged entries, compiled again")
         for (op, reason), n in self.fallbacks.most_common():
             lines.append(f"dvm:   {n} x {op}: {reason}")
         for what in ("recompiles", "breaks", "given_up"):
@@ -127,7 +130,7 @@ class Summary:
 _graphs: list[GraphRecord] = []
 _aot_seconds = 0.0
 _compile_ids: set[str] = set()
-_cache: Counter = Counter()  # found on disk or not
+_cache: Counter = Counter()  # graphs found on disk (True) or not, and damaged entries
 _since = 0.0  # time of the last reset; torch counts compile ids from 0 again after one
 
 
@@ -150,6 +153,7 @@ def summary() -> Summary:
     """What the backend has compiled so far in this process."""
     result = Summary(list(_graphs), aot_seconds=_aot_seconds)
     result.cache_hits, result.cache_misses = _cache[True], _cache[False]
+    result.cache_damaged = _cache["damaged"]
     names: dict[str, str] = {}
     for m in _metrics():
         number = m.compile_id.partition("/")[0]
@@ -178,6 +182,12 @@ def _line(reason: str) -> str:
 def count_cache(asked: bool, found: bool) -> None:
     if asked:
         _cache[found] += 1
+
+
+def count_damaged(where: str, error: Exception) -> None:
+    """An entry of a cache that is not what was written: it is compiled again."""
+    _cache["damaged"] += 1
+    log.warning("%s is damaged and left aside: %s: %s", where, type(error).__name__, error)
 
 
 def dvm_seconds() -> float:

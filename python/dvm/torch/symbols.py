@@ -9,7 +9,7 @@ node that made them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import sympy
@@ -101,7 +101,7 @@ class Symbols:
             solution = _solve(expr, symbol, sympy.Symbol(source))
             if solution is None:
                 return []
-            text = self._print(solution)
+            text = self.printed(solution)
         self._bound.add(symbol)
         return [] if text == str(symbol) else [f"{symbol} = {text}"]
 
@@ -110,7 +110,7 @@ class Symbols:
         lines, rest = [], []
         for name, expr in self._lines:
             if expr.free_symbols <= self._bound:
-                text = self._print(expr)
+                text = self.printed(expr)
                 if recorded:
                     free = ", ".join(sorted(map(str, expr.free_symbols)))
                     text = f"p.expression(lambda {free}: {text}, {free})"
@@ -120,31 +120,15 @@ class Symbols:
         self._lines = rest
         return lines
 
-    def solved(
-        self, numbers: Mapping[str, Any], shapes: Iterable[tuple[Iterable, Iterable[int]]]
-    ) -> Callable[[Any], Any]:
-        """Numbers of sizes, from named variables and from pairs of symbolic and actual shapes."""
-        known = {e: numbers[name] for e, name in self._names.items() if name in numbers}
-        for fake, actual in shapes:
-            known.update((expression(s), n) for s, n in zip(fake, actual, strict=True))
-
-        def size(value: Any) -> Any:
-            if isinstance(value, (int, float)):
-                return value
-            expr = value.node.expr
-            number = known[expr] if expr in known else expr.xreplace(known)
-            if isinstance(number, (int, float)):
-                return number
-            if isinstance(value, torch.SymBool):
-                return bool(number)
-            return float(number) if isinstance(value, torch.SymFloat) else int(number)
-
-        return size
+    def expression_of(self, name: str) -> sympy.Expr | None:
+        """What a variable stands for."""
+        return next((e for e, known in self._names.items() if known == name), None)
 
     def is_bound(self, value: Any) -> bool:
         return value.node.expr.free_symbols <= self._bound
 
-    def _print(self, expr: sympy.Expr) -> str:
+    def printed(self, expr: sympy.Expr) -> str:
+        """An expression in Python."""
         if self._printer is None:
             self._printer = PythonPrinter()
         return self._printer.doprint(expr)
@@ -161,6 +145,12 @@ def hint(size: Any, default: int = 4096) -> int:
 def same_size(a: Any, b: Any) -> bool:
     """Equal as expressions: no guard is made."""
     return expression(a) == expression(b)
+
+
+def same_shape(a: Sequence, b: Sequence) -> bool:
+    """The same of each pair. Shapes compared by == would ask the shape environment, and what it
+    answers becomes a guard of the compiled graph."""
+    return len(a) == len(b) and all(map(same_size, a, b))
 
 
 def expression(size: Any) -> Any:

@@ -1,0 +1,117 @@
+"""What a kernel computes, as text that torch can run op by op: the function that takes over when
+the engine refuses arguments, and that option `check` compares with.
+
+    def reference(s0, x, i):
+        y = torch.ops.aten.index_select.default(x, 0, i)
+        return [y]
+
+Parameters are the kernel's scalars, then its loads. Sizes are read off these. The text is written
+when it is needed: by a rescue, or for an entry of a cache, which has no graph to go back to.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import sympy
+import torch
+from torch.fx import Node
+
+from .fx import is_getitem
+from .symbols import expression
+
+HEADER = """\
+import math
+import operator
+from math import inf, nan
+
+import torch
+from torch import device
+
+"""
+
+
+EMPTY = "aten.empty.memory_format"
+
+
+class NoText(ValueError):
+    """A kernel with a value that cannot be written."""
+
+
+def reference_text(
+    scalars: Sequence[tuple[str, Any]],
+    loads: Sequence[Node],
+    nodes: Sequence[Node],
+    outputs: Sequence[Node],
+    print_: Callable[[sympy.Expr], str],
+) -> str:
+    """`scalars` are pairs of variable and expression; `print_` writes an expression in Python."""
+    sizes = dict((e, name) for name, e in scalars)
+    for n in loads:
+        for i, s in enumerate(n.meta["val"].shape):
+            if not isinstance(s, int):
+                sizes.setdefault(expression(s), f"{n.name}.size({i})")
+    known = {n: n.name for n in loads}
+    lines = []
+    for node in nodes:
+        if node in known:
+            continue
+        args = [_text(a, known, sizes, print_) for a in node.args]
+        args += [f"{k}={_text(v, known, sizes, print_)}" for k, v in node.kwargs.items()]
+        op = "operator.getitem" if is_getitem(node) else f"torch.ops.{node.target}"
+        lines.append(f"    {node.name} = {op}({', '.join(args)})\n")
+        known[node] = node.name
+    parameters = ", ".join([*(name for name, _ in scalars), *(n.name for n in loads)])
+    results = ", ".join(known[n] for n in outputs)
+    return f"def reference({parameters}):\n{''.join(lines)}    return [{results}]\n"
+
+
+def _text(a: Any, known: dict, sizes: dict, print_: Callable) -> str:
+    if isinstance(a, Node):
+        return known[a] if a in known else _text(a.meta["val"], known, sizes, print_)
+    if isinstance(a, (list, tuple)):
+        parts = [_text(x, known, sizes, print_) for x in a]
+        return f"[{', '.join(parts)}]"
+    if isinstance(a, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+        return _size(a, sizes, print_)
+    if isinstance(a, torch.Tensor):  # of new_zeros and the like: read for its kind only
+        shape = _text(list(a.shape), known, sizes, print_)
+        return f"torch.ops.{EMPTY}({shape}, dtype={a.dtype}, device={a.device!r})"
+    if a is None or isinstance(a, (bool, int, float, str, complex)):
+        return repr(a)
+    if isinstance(a, (torch.dtype, torch.layout, torch.memory_format)):
+        return str(a)
+    if isinstance(a, torch.device):
+        return repr(a)
+    raise NoText(f"a {type(a).__name__} among the arguments")
+
+
+def _size(value: Any, sizes: dict, print_: Callable) -> str:
+    expr = value.node.expr
+    if expr in sizes:
+        return sizes[expr]
+    text = {e: sympy.Symbol(t, integer=e.is_integer) for e, t in sizes.items()}
+    expr = expr.xreplace(text)
+    left = expr.free_symbols - set(text.values())
+    if left:
+        raise NoText(f"the value of {', '.join(map(str, left))} is not known to the kernel")
+    kind = {torch.SymInt: "int", torch.SymFloat: "float", torch.SymBool: "bool"}[type(value)]
+    return f"{kind}({print_(expr)})"
+
+
+class Reference:
+    """A kernel's function for torch, made from its text at the first call."""
+
+    def __init__(self, write: Callable[[], str]) -> None:
+        self._write = write
+
+    def __call__(self, *arguments: Any) -> list[Any]:
+        return self._function(*arguments)
+
+    @functools.cached_property
+    def _function(self) -> Callable[..., list[Any]]:
+        namespace: dict[str, Any] = {}
+        exec(compile(HEADER + self._write(), "<dvm reference>", "exec"), namespace)
+        return namespace["reference"]
