@@ -3,6 +3,8 @@
 # Each suite adds to PASSED, FAILED, SKIPPED and prints one line; what failed is shown above it.
 # The last line of a tier is the sum, alone on its line.
 
+. tools/names.sh
+
 PASSED=0 FAILED=0 SKIPPED=0
 LOGS=
 
@@ -24,6 +26,21 @@ end() { # PASSED FAILED SKIPPED
     PASSED=$((PASSED + $1)) FAILED=$((FAILED + $2)) SKIPPED=$((SKIPPED + $3))
     printf '%-28s %5d ok  %3d failed  %3d skipped  %6d.%d s\n' \
         "$SUITE" "$1" "$2" "$3" $((us / 1000000)) $((us / 100000 % 10))
+    (($3 == 0)) || skip_reasons
+}
+
+skip_suite() { # NAME REASON
+    begin "$1${NOTE:+ $NOTE}"
+    printf '# skip: %s\n' "$2" >"$LOGS/log"
+    end 0 0 1
+}
+
+# skip_reasons: why tests of the suite were skipped, a line each with the number of tests.
+skip_reasons() {
+    {
+        sed -n 's/^# skip: *//p' "$LOGS"/* 2>/dev/null
+        [[ ! -f $LOGS/junit.xml ]] || junit_reasons "$LOGS/junit.xml"
+    } | sort | uniq -c | sort -rn | sed -E 's/^ *([0-9]+) (.*)/    skipped \1: \2/'
 }
 
 total() {
@@ -113,9 +130,7 @@ suite_py() { # PATTERN MARKS
     local code=0 xml numbers files=(tests/py) select=()
     compgen -G 'tests/py/test_*.py' >/dev/null || return 0
     if ! python -c 'import pytest, numpy' 2>/dev/null; then
-        begin py
-        end 0 0 1
-        echo "--- py: pytest or numpy is not installed"
+        skip_suite py "pytest or numpy is not installed"
         return 0
     fi
     if [[ -n $1 ]]; then
@@ -152,6 +167,18 @@ print(n - failed - errors - skipped, failed + errors, skipped)
 PY
 }
 
+junit_reasons() {
+    python - "$1" <<'PY'
+import sys
+import xml.etree.ElementTree as tree
+
+for case in tree.parse(sys.argv[1]).iter("testcase"):
+    for skipped in case.iter("skipped"):
+        reason = skipped.get("message") or "no reason given"
+        print(reason.splitlines()[0].removeprefix("Skipped: "))
+PY
+}
+
 # ------------------------------------------------------------------ tier 1
 
 tier1() { # PATTERN: SUITE, SUITE:NAME or NAME
@@ -176,11 +203,17 @@ tier1() { # PATTERN: SUITE, SUITE:NAME or NAME
             *) "suite_$suite" "$pattern" ;;
         esac
     done
-    if ((PASSED + FAILED + SKIPPED == 0)); then
-        say "no test matches '$1'; suites: unit golden kern cli py"
-        FAILED=1
-    fi
+    ((PASSED + FAILED + SKIPPED)) || no_such_test "$1"
     total
+}
+
+no_such_test() { # PATTERN
+    local near
+    near=$(near_names "$1" | tr '\n' ' ')
+    say "no test matches '$1'; suites: unit golden kern cli py${near:+; near: ${near% }}"
+    FAILED=1
+    total
+    exit 1
 }
 
 # ------------------------------------------------------------------ tier 2
@@ -250,15 +283,40 @@ tier2_aarch64() {
     BUILD=$ROOT/build-aarch64
     if ! apt_need aarch64-linux-gnu-gcc gcc-aarch64-linux-gnu qemu-aarch64 qemu-user \
         /usr/aarch64-linux-gnu/include/stdio.h libc6-dev-arm64-cross; then
-        SKIPPED=$((SKIPPED + 1))
+        skip_suite unit+kern+golden "no cross compiler or no qemu-aarch64 to be had"
         return 0
     fi
-    CC='' built build_tree "$BUILD" --cross-file tools/cross/aarch64.ini -Dpython=disabled || return 0
+    local files=(--cross-file tools/cross/aarch64.ini) root=$ROOT/build-aarch64-root
     export DVM_EMU='qemu-aarch64 -L /usr/aarch64-linux-gnu'
-    # cmocka has no AArch64 build here: the kernels and the command are tested.
+    if foreign_cmocka arm64 "$root"; then
+        files+=(--cross-file "$root/cmocka.ini")
+        DVM_EMU+=" -E LD_LIBRARY_PATH=$root/usr/lib/aarch64-linux-gnu"
+    else
+        skip_suite unit "no cmocka for AArch64 to be had"
+    fi
+    CC='' built build_tree "$BUILD" "${files[@]}" -Dpython=disabled || return 0
+    suite_unit ""
     suite_kern ""
     suite_golden ""
     unset DVM_EMU
+}
+
+# foreign_cmocka ARCHITECTURE FOLDER: Debian's cmocka of another architecture, unpacked into FOLDER with a
+# cross file that finds it. apt gets lists of its own, so that nothing of the system changes.
+foreign_cmocka() {
+    local arch=$1 root=$2 own deb
+    [[ ! -e $root/cmocka.ini ]] || return 0
+    command -v apt-get >/dev/null && command -v dpkg-deb >/dev/null || return 1
+    mkdir -p "$root/apt/lists/partial" "$root/deb"
+    own=(-qq -o "APT::Architectures::=$(dpkg --print-architecture)" -o "APT::Architectures::=$arch"
+        -o "Dir::State::Lists=$root/apt/lists" -o "Dir::Cache=$root/apt" -o APT::Sandbox::User=root)
+    (
+        cd "$root/deb" && apt-get "${own[@]}" update &&
+            apt-get "${own[@]}" download "libcmocka0:$arch" "libcmocka-dev:$arch"
+    ) </dev/null >"$root/apt.log" 2>&1 || return 1
+    for deb in "$root"/deb/*.deb; do dpkg-deb -x "$deb" "$root"; done
+    printf '[binaries]\npkg-config = %s\n[properties]\nsys_root = %s\npkg_config_libdir = %s\n' \
+        "'pkg-config'" "'$root'" "'$(echo "$root"/usr/lib/*/pkgconfig)'" >"$root/cmocka.ini"
 }
 
 # ------------------------------------------------------------------ fuzzing
@@ -267,7 +325,7 @@ fuzz() { # SECONDS NAME
     local dir=$ROOT/build-fuzz bin name bad=0 any=
     have clang || apt_need clang clang \
         '/usr/lib/llvm-*/lib/clang/*/lib/linux/libclang_rt.fuzzer-*.a' libclang-rt-14-dev ||
-        { say "fuzzing left out: no clang"; return 0; }
+        { skip_suite fuzz "no clang to be had"; return 0; }
     if ! compgen -G 'tests/fuzz/*.c' >/dev/null; then
         say "no targets in tests/fuzz"
         return 0

@@ -15,6 +15,7 @@
 #include <unistd.h>
 
 #include "graphs.h"
+#include "skip.h"
 
 /* ---- the list ------------------------------------------------------------------------------------------------- */
 
@@ -76,7 +77,7 @@ static bool read_list(void) {
 static void test_budget(void **state) {
     (void)state;
     int steps = 0, indirect = 0;
-    if (!nlist && !read_list()) skip();
+    if (!nlist && !read_list()) skip_because("docs/path.md is not there");
     for (int i = 0; i < nlist; i++) steps += list[i].step, indirect += list[i].indirect;
     assert_true(steps > 0 && steps <= 6);
     assert_true(indirect <= 2);
@@ -96,7 +97,7 @@ static bool mentions(const char *file, const char *name) {
 static void test_files(void **state) {
     (void)state;
     const char *file = "";
-    if (!nlist && !read_list()) skip();
+    if (!nlist && !read_list()) skip_because("docs/path.md is not there");
     for (int i = 0; i < nlist; i++) {
         if (list[i].step) file = list[i].file;
         if (!mentions(file, list[i].name)) fail_msg("%s is not in %s", list[i].name, file);
@@ -201,7 +202,7 @@ static void compare(void) {
         name_of(stack[from], name);
         if (!strcmp(name, "dvm_run")) break;
     }
-    if (from < 0) skip(); /* no names, or no way to unwind */
+    if (from < 0) skip_because("the stack cannot be unwound here");
     while (last < nlist - 1 && !(list[last].step && list[last].indirect)) last++;
     for (; from >= 0 && at < nlist; from--) {
         int found = at;
@@ -227,9 +228,10 @@ static void test_stack(void **state) {
     (void)state;
     dvm_ctx *ctx;
 #if !defined(__x86_64__)
-    skip(); /* the kernel that is listed is built for x86-64 levels */
+    skip_because("the kernel that docs/path.md lists is one of x86-64");
 #endif
-    if ((!nlist && !read_list()) || !read_symbols()) skip();
+    if (!nlist && !read_list()) skip_because("docs/path.md is not there");
+    if (!read_symbols()) skip_because("the program has no symbols");
     setenv("DVM_JIT", "0", 1); /* nothing can unwind through emitted code */
     assert_int_equal(dvm_ctx_create(&(dvm_options){.threads = 1}, &ctx), DVM_OK);
     take_stack(ctx);

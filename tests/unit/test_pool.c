@@ -15,6 +15,8 @@
 
 #include "vm/pool.h"
 
+#include "skip.h"
+
 static const struct dvm_mem mem = {dvm_mem_system, NULL};
 
 enum { N = 1000 };
@@ -165,10 +167,10 @@ static void foreign_pool(void **state) {
 static void after_fork(void **state) {
     (void)state;
 #if defined(__SANITIZE_THREAD__)
-    skip(); /* it allows no threads in such a child */
+    skip_because("the thread sanitizer allows no threads in a forked child");
 #elif defined(__has_feature)
 #if __has_feature(thread_sanitizer)
-    skip();
+    skip_because("the thread sanitizer allows no threads in a forked child");
 #endif
 #endif
     struct dvm_pool *p = pool_of(4);
