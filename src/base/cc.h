@@ -8,7 +8,11 @@
 #include <stdint.h>
 
 #if defined(__GNUC__)
+#ifdef DVM_COMPACT /* the build asks for small code: a sanitizer makes inlined bodies huge */
+#define DVM_INLINE static inline
+#else
 #define DVM_INLINE static inline __attribute__((always_inline))
+#endif
 #define DVM_NOINLINE __attribute__((noinline))
 #define DVM_PRINTF(f, a) __attribute__((format(printf, f, a)))
 #define DVM_LIKELY(x) __builtin_expect(!!(x), 1)
@@ -19,12 +23,17 @@
 /* Into the second-level cache; any address will do. */
 #define DVM_PREFETCH(p) __builtin_prefetch((p), 0, 2)
 /* Before a short loop of constant length over an array that is to live in registers. */
-#if defined(__clang__)
+#if defined(DVM_COMPACT)
+#define DVM_UNROLL
+#elif defined(__clang__)
 #define DVM_UNROLL _Pragma("unroll")
+#else
+#define DVM_UNROLL _Pragma("GCC unroll 16")
+#endif
+#if defined(__clang__)
 /* Before a loop whose arrays are the same or apart, never shifted: it may be vectorized. */
 #define DVM_ELEMENTWISE _Pragma("clang loop vectorize(assume_safety)")
 #else
-#define DVM_UNROLL _Pragma("GCC unroll 16")
 #define DVM_ELEMENTWISE _Pragma("GCC ivdep")
 #endif
 #if defined(__aarch64__)
