@@ -81,6 +81,16 @@ void dvm_arena_drop(struct dvm_arena *a) {
     a->cur = a->end = NULL;
 }
 
+void dvm_arena_release(struct dvm_arena *a, struct dvm_arena_mark m) {
+    while (a->head != m.head) {
+        struct dvm_arena_chunk *c = a->head;
+        a->head = c->next;
+        a->mem->fn(a->mem->user, c, c->size, 0);
+    }
+    a->cur = m.cur;
+    a->end = m.head ? (char *)m.head + m.head->size : NULL;
+}
+
 void *dvm_arena_slow(struct dvm_arena *a, size_t size) {
     size_t want = sizeof(struct dvm_arena_chunk) + size;
     if (want < CHUNK) want = CHUNK;

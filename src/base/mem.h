@@ -46,6 +46,15 @@ void dvm_arena_init(struct dvm_arena *a, const struct dvm_mem *m);
 /* Keeps the newest chunk for reuse. */
 void dvm_arena_reset(struct dvm_arena *a);
 void dvm_arena_drop(struct dvm_arena *a);
+/* What was taken since the mark is free again. */
+struct dvm_arena_mark {
+    struct dvm_arena_chunk *head;
+    char *cur;
+};
+DVM_INLINE struct dvm_arena_mark dvm_arena_mark(const struct dvm_arena *a) {
+    return (struct dvm_arena_mark){a->head, a->cur};
+}
+void dvm_arena_release(struct dvm_arena *a, struct dvm_arena_mark m);
 void *dvm_arena_slow(struct dvm_arena *a, size_t size);
 /* Uninitialized memory. NULL (error text set) when memory is out. */
 DVM_INLINE void *dvm_arena_raw(struct dvm_arena *a, size_t size) {

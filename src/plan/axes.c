@@ -95,7 +95,8 @@ static int count_reduced(const struct group *g) {
 /* A row that no single strip can walk. First its reductions get a kernel without other full-size roots, whose strides may
  * be in the way; if that was not it, their operands go to memory first, where they are dense. */
 static void refuse(struct planner *p, const struct group *g) {
-    for (int step = 0; step < 2 && p->stop == STOP_NONE; step++) {
+    bool changed = false;
+    for (int step = 0; step < 2 && !changed; step++) {
         for (uint32_t k = 0; k < p->root.n; k++) {
             const struct root *r = &p->root.p[k];
             if (r->group != g->index || r->kind != ROOT_RED) continue;
@@ -105,12 +106,11 @@ static void refuse(struct planner *p, const struct group *g) {
                 n->alone = 1;
             else
                 x->mat = MAT_FAR;
-            p->stop = STOP_GROUP;
+            changed = true;
         }
     }
-    if (p->stop != STOP_NONE) return;
-    p->st = dvm_err_set(DVM_ERR_INTERNAL, "planner cannot lay out a row kernel");
-    p->stop = STOP_ERROR;
+    p->stop = changed ? STOP_GROUP : STOP_ERROR;
+    if (!changed) p->st = dvm_err_set(DVM_ERR_INTERNAL, "planner cannot lay out a row kernel");
 }
 
 static void order_col(struct group *g) {
@@ -169,7 +169,7 @@ static void axes(struct planner *p, struct group *g) {
 }
 
 void dvm_plan_axes(struct planner *p) {
-    for (uint32_t i = 0; i < p->group.n && p->stop == STOP_NONE; i++) {
+    for (uint32_t i = 0; i < p->group.n && p->stop != STOP_ERROR; i++) {
         struct group *g = p->group.p[i];
         if (g->npass && (g->full[0] || g->kind != DVM_MODE_MAP)) axes(p, g);
     }

@@ -30,8 +30,42 @@ static bool earlier(const struct pnode *x, const struct group *g) {
 
 /* ---- writing ---------------------------------------------------------------------------------------- */
 
+/* What a strip holds, in instructions: as many operands as it can have weigh as much as as many instructions. */
+static uint32_t fill_of(const struct sb *b) {
+    return b->ins.n + b->opnd.n * (DVM_STRIP_MAX_INS / DVM_STRIP_MAX_OPND);
+}
+
+static bool can_keep(const struct pnode *x) {
+    return (x->cls == DVM_CLS_EW || x->op == DVM_OP_GATHER) && x->mat != MAT_FAR;
+}
+
+/* The strip is full. A root that is alone in its kernel is cut at a value that is kept in memory: the first shared one of
+ * some size, which others than this root need as well; else the largest that is finished; where all of them are small, the
+ * first under way that began after a quarter. */
+enum { QUARTER = DVM_STRIP_MAX_INS / 4 };
+static uint32_t where_to_cut(const struct planner *p, const struct sb *b) {
+    uint32_t part = 0, most = 0, late = 0;
+    if (b->shared) return b->shared;
+    for (const struct open_value *o = p->open; o; o = o->below) {
+        if (o->b != b) continue;
+        if (o->part && o->part_size > most) most = o->part_size, part = o->part;
+        if (o->at >= QUARTER && o->below && can_keep(&p->node.p[o->node])) late = o->node;
+    }
+    return most >= QUARTER || !late ? part : late;
+}
+
+static int stop_full(struct planner *p, const struct sb *b) {
+    return stop_at(p, STOP_FULL, where_to_cut(p, b));
+}
+
+/* Values leave room for the stores and folds of their root. */
+enum { ROOM = 16 };
+static uint32_t room_for(const struct planner *p, const struct sb *b) {
+    return p->open && p->open->b == b ? ROOM : 0;
+}
+
 static int put(struct planner *p, struct sb *b, int op, int type, int a, int bb, int c) {
-    if (b->ins.n >= DVM_STRIP_MAX_INS) return stop_at(p, STOP_MAT, p->cur_root);
+    if (b->ins.n + room_for(p, b) >= DVM_STRIP_MAX_INS) return stop_full(p, b);
     struct dvm_ins *i = PUSH(p, b->ins);
     if (!i) return -1;
     *i = (struct dvm_ins){(uint8_t)op, (uint8_t)type, (uint16_t)a, (uint16_t)bb, (uint16_t)c};
@@ -40,8 +74,8 @@ static int put(struct planner *p, struct sb *b, int op, int type, int a, int bb,
 
 static struct popnd *new_opnd(struct planner *p, struct sb *b, int src, int index, int dtype,
                               int role) {
-    if (b->opnd.n >= DVM_STRIP_MAX_OPND) {
-        stop_at(p, STOP_GROUP, 0);
+    if (b->opnd.n + room_for(p, b) >= DVM_STRIP_MAX_OPND) {
+        stop_full(p, b);
         return NULL;
     }
     struct popnd *o = PUSH(p, b->opnd);
@@ -138,7 +172,10 @@ static int emit_number(struct planner *p, struct sb *b, const struct pnode *n) {
 int32_t dvm_plan_home(struct planner *p, uint32_t n) {
     struct pnode *x = &p->node.p[n];
     if (x->home >= 0) return x->home;
-    if (p->below + p->depth > MAX_DEPTH) return stop_at(p, STOP_EARLY, n);
+    const bool made =
+        x->cls == DVM_CLS_RED || dvm_is_product(x->op); /* a load, whatever is below */
+    if (!made && p->below + p->depth > MAX_DEPTH) return stop_at(p, STOP_EARLY, n);
+    if (!dvm_plan_touch_node(p, n) || !dvm_plan_touch_group(p, p->group.p[x->group])) return -1;
     struct buffer *bf = PUSH(p, p->buffer);
     struct root *r = PUSH(p, p->root);
     if (!bf || !r) return -1;
@@ -259,7 +296,7 @@ static struct popnd *memory(struct planner *p, struct sb *b, uint32_t n, const s
     if (h < 0) return NULL;
     struct buffer *bf = &p->buffer.p[h];
     struct popnd *o = new_opnd(p, b, bf->src, bf->index, bf->dtype, role);
-    if (!o) return NULL;
+    if (!o || !dvm_plan_touch_buffer(p, h)) return NULL;
     o->buffer = h;
     bf->last = DVM_MAX(bf->last, g->index);
     place_opnd(g, o, v, shape_of(p, n), bf->stride, bf->src == DVM_SRC_OUTPUT ? bf->offset : 0);
@@ -371,7 +408,7 @@ static bool aligned(const struct group *g, const struct view *v, const struct dv
 
 struct sb *dvm_plan_new_sb(struct planner *p, struct group *g, int pass, bool vec) {
     struct sb **at = vec ? &g->vecs[pass] : &g->full[pass];
-    if (*at) return *at;
+    if (*at) return dvm_plan_touch_sb(p, *at) ? *at : NULL;
     struct sb *b = dvm_arena_new(p->a, sizeof *b);
     uint16_t *memo = dvm_arena_new(p->a, sizeof *memo * p->node.n);
     if (!b || !memo) {
@@ -514,10 +551,11 @@ static int reuse_kept(struct planner *p, struct sb *b, uint32_t n) {
     if (o && g->vec.p[o->vec].kept) return load_rowvec(p, b, o->vec, vt);
     for (int q = 0; q < b->pass; q++) {
         struct sb *e = g->full[q];
-        if (!e || !e->memo[n]) continue;
+        if (!e || !e->memo[n] || e->opnd.n + ROOM >= DVM_STRIP_MAX_OPND) continue;
         int32_t id = new_rowvec(p, g, vt, true);
         struct outer *no = id < 0 ? NULL : PUSH(p, g->outer);
-        if (!no || !store_value(p, e, id, e->memo[n] - 1, vt)) return -1;
+        if (!no || !dvm_plan_touch_sb(p, e) || !store_value(p, e, id, e->memo[n] - 1, vt))
+            return -1;
         *no = (struct outer){n, NULL, id, (uint8_t)q};
         return load_rowvec(p, b, id, vt);
     }
@@ -562,10 +600,13 @@ static int emit_ew(struct planner *p, struct sb *b, uint32_t n, const struct vie
 static bool keep_there(struct planner *p, const struct sb *b, uint32_t n) {
     struct pnode *x = &p->node.p[n];
     int32_t here = b->g->index;
+    if (!dvm_plan_touch_node(p, n)) return false;
     if (x->seen == 0) x->seen = (uint32_t)here + 1;
     int32_t there = x->need >= 0 ? x->need : (int32_t)x->seen - 1;
     if (there >= here || x->uses < 2 || x->cost < HEAVY || x->mat || x->min_group > there)
         return false;
+    const struct sb *full = p->group.p[there]->full[0];
+    if (full && fill_of(full) > DVM_STRIP_MAX_INS / 2) return false; /* no room for more */
     if (p->group.p[there]->shape != x->shape) { /* not a value of that kernel's space */
         stop_at(p, STOP_MAT, n);
         return false;
@@ -634,16 +675,36 @@ static int emit_new(struct planner *p, struct sb *b, uint32_t n, const struct vi
     return emit_memory(p, b, n, v); /* CONCAT */
 }
 
+static void note_part(const struct planner *p, const struct open_value *done, struct sb *b) {
+    struct open_value *o = done->below;
+    const struct pnode *x = &p->node.p[done->node];
+    const uint32_t size = fill_of(b) - done->at;
+    const bool keep = can_keep(x);
+    if (!o || o->b != b) return;
+    if (keep && x->uses > 1 && size >= QUARTER && !b->shared) b->shared = done->node;
+    if (size <= o->part_size) return;
+    o->part = keep ? done->node : done->part;
+    o->part_size = size;
+}
+
 static int emit(struct planner *p, struct sb *b, uint32_t n, const struct view *v) {
     if (!v && b->memo[n]) return b->memo[n] - 1;
     for (uint32_t i = 0; v && i < b->vmemo.n; i++)
         if (b->vmemo.p[i].node == n && b->vmemo.p[i].v == v) return b->vmemo.p[i].value;
     bool in_memory = p->node.p[n].mat && earlier(&p->node.p[n], b->g);
     if (++p->depth > MAX_DEPTH && !in_memory) return stop_at(p, STOP_MAT, n);
+    struct open_value open = {.below = p->open, .b = b, .node = n, .at = fill_of(b)};
+    p->open = &open;
+    p->work++;
     int r = emit_new(p, b, n, v);
+    p->open = open.below;
     p->depth--;
     if (r < 0) return -1;
+    note_part(p, &open, b);
     if (!v) {
+        uint32_t *noted = PUSH(p, b->noted);
+        if (!noted) return -1;
+        *noted = n;
         b->memo[n] = (uint16_t)(r + 1);
         return r;
     }

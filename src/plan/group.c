@@ -1,14 +1,14 @@
 /* Which roots share a kernel. Roots are stores, reductions, values that must be kept in memory, and the pieces of a
  * concat. They are visited in order; each joins the first kernel that is not older than anything it rests on, has the
  * same space (or, for a value of the rows, the same kept axes) and accepts it; else it opens a new kernel. Emission
- * decides whether a kernel accepts a root; when it refuses, the reason is remembered and grouping starts again. Every
- * restart forbids something, so there is an end. */
+ * decides whether a kernel accepts a root; when it refuses, the reason is remembered as a fact about a node, and grouping
+ * goes back to that node. Every fact forbids something, so there is an end. */
 #include <string.h>
 
 #include "plan/emit.h"
 #include "plan/plan_int.h"
 
-enum { MAX_ROOTS = 96, MAX_CUTS = 8 };
+enum { MAX_ROOTS = 96, MAX_CUTS = 8, ALONE = INT32_MAX }; /* ALONE: as min_group, in a new kernel */
 
 static const struct dvm_shape *shape_of(const struct planner *p, uint32_t n) {
     return &p->shape.p[p->node.p[n].shape];
@@ -62,6 +62,29 @@ static void count_uses(struct planner *p) {
             x->uses++;
             x->user = i;
         }
+    }
+}
+
+/* Stored values may be read back from where they are stored. */
+static void mark_stored(struct planner *p) {
+    for (uint32_t i = p->node.n; --i > 0;) {
+        const struct pnode *n = &p->node.p[i];
+        const bool down = n->op == DVM_OP_STORE || (n->cls == DVM_CLS_VIEW && n->stored);
+        if (down) p->node.p[n->in[0]].stored = 1;
+    }
+}
+
+/* What a gather reads and nothing else puts in memory is kept there, known before anything is grouped. */
+static void keep_gathered(struct planner *p) {
+    for (uint32_t i = 1; i < p->node.n; i++) {
+        const struct pnode *n = &p->node.p[i];
+        if (n->op != DVM_OP_GATHER || p->numel.p[n->shape] == 0) continue;
+        uint32_t x = n->in[0];
+        while (p->node.p[x].cls == DVM_CLS_VIEW && p->node.p[x].op != DVM_OP_RESHAPE)
+            x = p->node.p[x].in[0];
+        struct pnode *b = &p->node.p[x];
+        const bool computed = b->cls == DVM_CLS_EW || b->op == DVM_OP_GATHER;
+        if (computed && !b->stored && p->numel.p[b->shape]) b->mat = MAT_NEAR;
     }
 }
 
@@ -143,7 +166,7 @@ enum fit { FIT_NO, FIT_FULL, FIT_OUTER };
 
 static enum fit fits(const struct planner *p, const struct group *g, const struct root *r) {
     const struct pnode *n = &p->node.p[r->node];
-    if (g->roots.n >= MAX_ROOTS) return FIT_NO;
+    if (g->full_up || g->roots.n >= MAX_ROOTS) return FIT_NO;
     if (g->gemm) { /* what works on finished tiles, at their shape or with rows told apart otherwise */
         bool tile = n->need == g->index && n->pass == 0 &&
                     (n->shape == g->shape || (!g->fixed && same_rows(p, g, n->shape)));
@@ -165,28 +188,38 @@ static enum fit fits(const struct planner *p, const struct group *g, const struc
     return FIT_NO;
 }
 
+/* A root that found a kernel full opens a new one, and what would have taken it is closed for those that follow. */
 static struct group *choose(struct planner *p, struct root *r) {
     const struct pnode *n = &p->node.p[r->node];
-    int32_t from = DVM_MAX(n->need, p->node.p[r->user].min_group);
+    const int32_t min = r->kind == ROOT_PIECE ? DVM_MAX(p->node.p[r->user].min_group, n->min_piece)
+                                              : p->node.p[r->user].min_group;
+    const int32_t from = min == ALONE ? n->need : DVM_MAX(n->need, min);
     for (int32_t i = DVM_MAX(from, 0); i < (int32_t)p->group.n; i++) {
-        enum fit f = fits(p, p->group.p[i], r);
+        struct group *g = p->group.p[i];
+        enum fit f = fits(p, g, r);
         if (f == FIT_NO) continue;
         r->outer = f == FIT_OUTER;
-        return p->group.p[i];
+        if (min != ALONE) return g;
+        if (!dvm_plan_touch_group(p, g)) return NULL;
+        g->full_up = true;
     }
     r->outer = 0;
     return new_group(p, r->kind == ROOT_RED ? p->node.p[n->in[0]].shape : n->shape, r->user);
 }
 
-/* Puts a root where it belongs and emits it (kept values are emitted when first read). */
+/* Kept values are emitted when they are first read, but for those that stood in the way of others. */
+static bool emit_early(struct planner *p, uint32_t n) {
+    return !p->node.p[n].early || dvm_plan_home(p, n) >= 0;
+}
+
+/* Puts a root where it belongs and emits it. */
 static bool place(struct planner *p, struct root r) {
     struct group *g = choose(p, &r);
-    if (!g) return false;
+    if (!g || !dvm_plan_touch_group(p, g)) return false;
     r.group = g->index;
-    uint32_t *at = PUSH(p, g->roots);
+    struct placed *at = PUSH(p, g->roots);
     if (!at) return no_memory(p);
-    *at = p->root.n;
-    p->cur_root = r.node;
+    *at = (struct placed){r.user, r.kind == ROOT_PIECE ? r.node : 0};
     struct pnode *n = &p->node.p[r.node];
     if (r.kind == ROOT_RED) {
         g->second = n->second && (g->second || g->roots.n == 1);
@@ -199,11 +232,11 @@ static bool place(struct planner *p, struct root r) {
         n->need = g->index;
         if (n->op == DVM_OP_CUMSUM) g->scan = true;
     }
-    if (r.kind == ROOT_MAT) return !n->early || dvm_plan_home(p, r.node) >= 0;
+    if (r.kind == ROOT_MAT) return emit_early(p, r.node);
     struct root *q = PUSH(p, p->root);
     if (!q) return no_memory(p);
     *q = r;
-    return dvm_plan_emit_root(p, g, &r);
+    return dvm_plan_emit_root(p, g, &r) && (r.kind != ROOT_RED || emit_early(p, r.node));
 }
 
 /* ---- stores ------------------------------------------------------------------------------------------- */
@@ -289,6 +322,7 @@ static bool visit_store(struct planner *p, uint32_t i) {
     struct pnode *v = &p->node.p[r.node];
     if (v->cls == DVM_CLS_EW && v->home < 0 && v->group == NO_GROUP && v->uses > 1 &&
         exact_in_memory(r.dtype)) {
+        if (!dvm_plan_touch_node(p, r.node)) return false;
         struct buffer *bf = PUSH(p, p->buffer);
         if (!bf) return no_memory(p);
         *bf = (struct buffer){.src = DVM_SRC_OUTPUT, .dtype = r.dtype, .index = (uint16_t)r.buffer};
@@ -356,15 +390,14 @@ static bool visit_concat(struct planner *p, uint32_t i) {
 static bool visit_product(struct planner *p, uint32_t i) {
     struct pnode *n = &p->node.p[i];
     struct group *g = open_group(p, n->shape, i);
-    uint32_t *at = g ? PUSH(p, g->roots) : NULL;
+    struct placed *at = g ? PUSH(p, g->roots) : NULL;
     if (!at) return no_memory(p);
-    *at = p->root.n;
-    p->cur_root = i;
+    *at = (struct placed){i, 0};
     n->group = n->need = g->index;
     n->pass = 0;
     dvm_plan_product_axes(p, g, i);
     make_cuts(p, g);
-    return dvm_plan_emit_factors(p, g, i);
+    return dvm_plan_emit_factors(p, g, i) && emit_early(p, i);
 }
 
 static bool visit(struct planner *p, uint32_t i) {
@@ -380,76 +413,129 @@ static bool visit(struct planner *p, uint32_t i) {
     return true;
 }
 
-/* ---- restarts ------------------------------------------------------------------------------------------ */
+/* ---- facts ---------------------------------------------------------------------------------------------- */
 
-static void reset(struct planner *p) {
-    p->buffer.n = p->root.n = p->group.n = p->param.n = 0;
-    p->stop = STOP_NONE;
-    p->blame = 0;
-    p->below = p->depth = 0;
-    for (uint32_t i = 1; i < p->node.n; i++) {
-        struct pnode *n = &p->node.p[i];
-        n->group = NO_GROUP;
-        n->home = -1;
-        n->seen = 0;
-        n->direct = 0;
-    }
+/* Node n is kept in memory; far: users of the same kernel must read memory too. A value that another one asked for is
+ * emitted where it is placed, so that a chain of such values meets its next obstacle from the bottom up. */
+static dvm_status learn_kept(struct planner *p, uint32_t n, bool far) {
+    struct pnode *x = &p->node.p[n];
+    if (x->mat == MAT_FAR)
+        DVM_FAIL(INTERNAL, "planner cannot place %s (%%%u)", dvm_op_table[x->op].text, x->gref);
+    const uint8_t mat = far || x->mat ? MAT_FAR : MAT_NEAR;
+    const bool early = p->blame != 0 || far;
+    dvm_plan_go_back(p, n);
+    x->mat = mat;
+    x->early |= early;
+    return DVM_OK;
 }
 
-static dvm_status learn(struct planner *p, uint32_t user) {
-    struct pnode *n = &p->node.p[p->stop_node];
-    switch (p->stop) {
-    case STOP_MAT: /* again: users of the same kernel must read memory too */
-        if (n->mat == MAT_FAR)
-            DVM_FAIL(INTERNAL, "planner cannot place %s (%%%u)", dvm_op_table[n->op].text, n->gref);
-        n->mat = n->mat ? MAT_FAR : MAT_NEAR;
-        return DVM_OK;
-    case STOP_EARLY: n->early = 1; return DVM_OK;
-    case STOP_GROUP: {
-        struct root *r = NULL;
-        if (p->blame) { /* a value kept for others does not fit where it was put */
-            p->node.p[p->blame].min_group = p->node.p[p->blame].group + 1;
-            return DVM_OK;
-        }
-        for (uint32_t k = p->root.n; !r && k-- > 0;)
-            if (p->root.p[k].user == user) r = &p->root.p[k];
-        struct group *g = r ? p->group.p[r->group] : p->group.p[p->group.n - 1];
-        if (g->roots.n <= 1) { /* alone and still refused: keep something in memory */
-            if (n->mat || p->stop_node == 0)
-                DVM_FAIL(LIMIT, "a kernel of this graph has too many operands or passes");
-            n->mat = MAT_NEAR;
-            return DVM_OK;
-        }
-        p->node.p[user].min_group = g->index + 1;
-        return DVM_OK;
+/* The kernel that refused a root at the visit of `user`. */
+static struct group *refusing(const struct planner *p, uint32_t user) {
+    uint32_t k = p->root.n;
+    if (p->blame) return p->group.p[p->node.p[p->blame].group];
+    while (k > 0 && p->root.p[k - 1].user != user) k--;
+    return p->group.p[k ? p->root.p[k - 1].group : (int32_t)p->group.n - 1];
+}
+
+/* A root does not fit where it was put: the newest of its kernel, or a value kept for others that was emitted on the way.
+ * It goes to a later kernel; alone and still refused, something of it is kept in memory. */
+static dvm_status learn_elsewhere(struct planner *p, uint32_t user) {
+    const uint32_t stop_node = p->stop_node;
+    const bool full = p->stop == STOP_FULL;
+    struct group *g = refusing(p, user);
+    const struct placed newest = g->roots.p[g->roots.n - 1];
+    struct placed r = {p->blame ? p->blame : user, newest.user == user ? newest.piece : 0};
+    if (g->roots.n == 1 && g->first == r.user) {
+        if (stop_node == 0 || (p->node.p[stop_node].mat && !full))
+            DVM_FAIL(LIMIT, "a kernel of this graph has too many operands or passes");
+        p->cut_full |= full;
+        return learn_kept(p, stop_node, full);
     }
-    case STOP_SPLIT: {
-        struct cut *c = PUSH(p, p->cut);
-        if (!c) return DVM_ERR_NOMEM;
-        *c = (struct cut){p->group.p[p->split_group]->first, p->group.p[p->split_group]->shape,
-                          p->split_axis, p->split_at};
+    if (g->first == r.user && !r.piece) r = newest; /* it will always be the first */
+    const int32_t next = full ? ALONE : g->index + 1;
+    const uint32_t n = r.piece ? r.piece : r.user;
+    const uint8_t mat = p->node.p[n].mat;
+    dvm_plan_go_back(p, n);
+    p->node.p[n].mat = mat;
+    if (r.piece)
+        p->node.p[n].min_piece = next;
+    else
+        p->node.p[n].min_group = next;
+    return DVM_OK;
+}
+
+static dvm_status learn_cut(struct planner *p) {
+    const struct group *g = p->group.p[p->split_group];
+    const struct cut cut = {g->first, g->shape, p->split_axis, p->split_at};
+    dvm_plan_go_back(p, cut.first);
+    struct dvm_arena *grouping = p->a;
+    p->a = p->keep;
+    struct cut *c = PUSH(p, p->cut);
+    p->a = grouping;
+    if (!c) return DVM_ERR_NOMEM;
+    *c = cut;
+    return DVM_OK;
+}
+
+/* Remembers why emission stopped at the visit of `user`, and goes back to the first node that this changes. */
+static dvm_status learn(struct planner *p, uint32_t user) {
+    const uint32_t n = p->stop_node;
+    switch (p->stop) {
+    case STOP_MAT: return learn_kept(p, n, false);
+    case STOP_GROUP:
+    case STOP_FULL: return learn_elsewhere(p, user);
+    case STOP_SPLIT: return learn_cut(p);
+    case STOP_EARLY: {
+        const uint8_t mat = p->node.p[n].mat;
+        dvm_plan_go_back(p, n);
+        p->node.p[n].mat = mat;
+        p->node.p[n].early = 1;
         return DVM_OK;
     }
     default: return p->st != DVM_OK ? p->st : DVM_ERR_NOMEM;
     }
 }
 
+/* axes.c has moved a root away: kernels are already changed, so nothing saved helps. */
+static void start_again(struct planner *p) {
+    p->undo = NULL;
+    dvm_plan_go_back(p, 1);
+}
+
+static bool visit_from(struct planner *p, uint32_t *i) {
+    for (; *i < p->node.n; ++*i) {
+        p->visits++;
+        p->work++;
+        p->visited = DVM_MAX(p->visited, *i + 1);
+        dvm_plan_mark(p, *i);
+        analyse(p, *i);
+        if (!visit(p, *i) || p->stop != STOP_NONE) return false;
+    }
+    return true;
+}
+
 dvm_status dvm_plan_groups(struct planner *p) {
     count_uses(p);
-    uint32_t tries = 64 + 2 * p->node.n;
-    for (uint32_t t = 0; t < tries; t++) {
-        reset(p);
-        uint32_t i = 1;
-        for (; i < p->node.n; i++) {
-            analyse(p, i);
-            if (!visit(p, i) || p->stop != STOP_NONE) break;
-        }
-        if (i == p->node.n) {
+    mark_stored(p);
+    keep_gathered(p);
+    p->mark = dvm_arena_raw(p->a, sizeof *p->mark * (p->node.n + 1));
+    if (!p->mark) return DVM_ERR_NOMEM;
+    p->a = &p->grouping;
+    dvm_plan_mark(p, 1);
+    start_again(p);
+    uint64_t tries = 64 + 64 * (uint64_t)p->node.n;
+    uint32_t i = 1;
+    for (uint64_t t = 0; t < tries; t++) {
+        if (visit_from(p, &i)) {
             dvm_plan_axes(p);
             if (p->stop == STOP_NONE) return DVM_OK;
-            if (p->stop == STOP_GROUP) continue; /* axes.c has moved a root away */
+            if (p->stop != STOP_GROUP) return p->st;
+            start_again(p);
+            i = 1;
+            continue;
         }
         DVM_TRY(learn(p, i));
+        i = p->back_at;
     }
-    DVM_FAIL(INTERNAL, "planner found no end after %u tries", tries);
+    DVM_FAIL(INTERNAL, "planner found no end after %llu tries", (unsigned long long)tries);
 }

@@ -101,28 +101,54 @@ static int64_t traffic(const struct group *g, const struct popnd *o) {
 
 /* ---- workspace ------------------------------------------------------------------------------------------ */
 
-static size_t lay_workspace(struct planner *p) {
+/* Buffers placed so far that a later one may meet, by offset. */
+struct placed_buffers {
+    uint32_t *at, n;
+};
+
+/* The lowest place for b; where it goes in the list. */
+static uint32_t first_fit(const struct planner *p, const struct placed_buffers *l,
+                          struct buffer *b) {
+    uint32_t k = 0;
+    b->offset = 0;
+    for (; k < l->n; k++) {
+        const struct buffer *c = &p->buffer.p[l->at[k]];
+        if (c->first > b->last || b->first > c->last) continue;
+        if (c->offset >= b->offset + b->bytes) break;
+        b->offset = DVM_MAX(b->offset, c->offset + c->bytes);
+    }
+    for (k = l->n; k > 0 && p->buffer.p[l->at[k - 1]].offset > b->offset; k--) {}
+    return k;
+}
+
+/* Leaves out what ends before `from`. */
+static void drop_ended(const struct planner *p, struct placed_buffers *l, int32_t from) {
+    uint32_t n = 0;
+    for (uint32_t k = 0; k < l->n; k++)
+        if (p->buffer.p[l->at[k]].last >= from) l->at[n++] = l->at[k];
+    l->n = n;
+}
+
+/* In the order in which they were made, which is nearly that of the kernels; -1: out of memory. */
+static int64_t lay_workspace(struct planner *p) {
     int64_t top = 0;
+    struct placed_buffers l = {dvm_arena_raw(p->a, (p->buffer.n + 1) * sizeof *l.at), 0};
+    int32_t *from = dvm_arena_raw(p->a, (p->buffer.n + 1) * sizeof *from), ended = 0;
+    if (!l.at || !from) return -1;
+    from[p->buffer.n] = INT32_MAX; /* the first kernel of this buffer or a later one */
+    for (uint32_t i = p->buffer.n; i-- > 0;) from[i] = DVM_MIN(from[i + 1], p->buffer.p[i].first);
     for (uint32_t i = 0; i < p->buffer.n; i++) {
         struct buffer *b = &p->buffer.p[i];
         if (b->src != DVM_SRC_WS) continue;
         b->bytes = (b->bytes + 63) / 64 * 64;
         b->last = DVM_MAX(b->last, b->first);
-        b->offset = 0;
-        for (bool moved = true; moved;) {
-            moved = false;
-            for (uint32_t k = 0; k < i; k++) {
-                const struct buffer *c = &p->buffer.p[k];
-                bool meet = c->src == DVM_SRC_WS && c->first <= b->last && b->first <= c->last;
-                if (!meet || b->offset >= c->offset + c->bytes || c->offset >= b->offset + b->bytes)
-                    continue;
-                b->offset = c->offset + c->bytes;
-                moved = true;
-            }
-        }
+        if (from[i] > ended) drop_ended(p, &l, ended = from[i]);
+        const uint32_t k = first_fit(p, &l, b);
+        memmove(&l.at[k + 1], &l.at[k], (l.n++ - k) * sizeof *l.at);
+        l.at[k] = i;
         top = DVM_MAX(top, b->offset + b->bytes);
     }
-    return (size_t)top;
+    return top;
 }
 
 /* ---- the block -------------------------------------------------------------------------------------------- */
@@ -322,14 +348,16 @@ static const struct dvm_plan_arg *keep_args(struct bump *bm, const struct dvm_pl
 }
 
 dvm_status dvm_plan_layout(struct planner *p, const struct dvm_mem *mem, struct dvm_plan **out) {
-    size_t ws = lay_workspace(p), total = measure(p);
+    const int64_t ws = lay_workspace(p);
+    if (ws < 0) return DVM_ERR_NOMEM;
+    const size_t total = measure(p);
     struct dvm_plan *pl = dvm_mem_new(mem, total);
     if (!pl) return DVM_ERR_NOMEM;
     struct bump bm = {(char *)pl, (char *)pl + total};
     take(&bm, sizeof *pl);
     pl->mem = *mem;
     pl->total = total;
-    pl->workspace = ws;
+    pl->workspace = (size_t)ws;
     uint32_t nph = 0;
     for (uint32_t i = 0; i < p->group.n; i++) nph += p->group.p[i]->gemm ? 2 : 0;
     for (uint32_t i = 0; i < p->group.n; i++)

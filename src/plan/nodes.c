@@ -28,8 +28,11 @@ static bool same_shape(const struct dvm_shape *a, const struct dvm_shape *b) {
 int32_t dvm_plan_shape(struct planner *p, const struct dvm_shape *s) {
     for (uint32_t i = p->shape.n; i-- > 0;)
         if (same_shape(&p->shape.p[i], s)) return (int32_t)i;
+    struct dvm_arena *current = p->a;
+    p->a = p->keep;
     struct dvm_shape *q = PUSH(p, p->shape);
     int64_t *n = PUSH(p, p->numel);
+    p->a = current;
     if (!q || !n) return -1;
     *q = *s;
     *n = 1;

@@ -108,6 +108,7 @@ struct dvm_plan {
     size_t workspace;
     int64_t bytes_moved, bytes_unfused, bytes_minimum;
     int64_t ninstructions;
+    uint64_t work; /* nodes visited and values emitted to make it; not part of the text */
     struct dvm_mem mem;
     size_t total;
 };

@@ -27,6 +27,7 @@ struct pnode {
     uint8_t alone;  /* RED: shares a kernel with reductions like it only */
     uint8_t early;  /* kept value that is emitted when it is placed, not when it is asked for */
     uint8_t direct; /* CONCAT: written straight to output `at` of its only user */
+    uint8_t stored; /* by a store, through views or not */
     uint8_t pass;   /* first pass in which the value exists, in group `need` */
     int32_t shape;  /* in shapes */
     uint32_t in[3];
@@ -42,6 +43,8 @@ struct pnode {
     uint32_t user;     /* the last one */
     uint32_t seen;     /* 1 + first kernel that inlined it */
     int32_t min_group; /* roots: earlier kernels were tried and do not fit */
+    int32_t min_piece; /* the same where it is a piece of a concat */
+    uint32_t touched;  /* newest visit that saved it */
 };
 
 struct buffer {
@@ -52,6 +55,7 @@ struct buffer {
     int64_t offset;      /* WS: assigned at the end */
     int64_t bytes;
     int64_t stride[DVM_MAX_RANK]; /* elements, by axes of the node */
+    uint32_t touched;
 };
 
 /* Index map from kernel axes to the axes of a node: index of axis j is off[j] + sum over a of i_a * inc[a][j]. Row
@@ -98,8 +102,11 @@ struct sb {
     DVM_VEC(uint64_t) lit;
     DVM_VEC(uint16_t) param;
     DVM_VEC(struct vmemo) vmemo;
-    uint16_t *memo; /* by node, standard view: value + 1 */
+    uint16_t *memo;          /* by node, standard view: value + 1 */
+    DVM_VEC(uint32_t) noted; /* nodes with a memo, in order */
+    uint32_t shared;         /* first finished value of some size with several users, or 0 */
     uint32_t nstore;
+    uint32_t touched;
 };
 
 /* Scratch of a block: one number per row (column) or, kept, one per element. */
@@ -136,6 +143,11 @@ struct root {
     uint32_t user; /* node that decides its place: STORE, CONCAT or itself */
 };
 
+/* What was put in a kernel: the root of `user`, or operand `piece` of the concat `user`. */
+struct placed {
+    uint32_t user, piece;
+};
+
 struct group {
     int32_t index;
     uint8_t kind; /* dvm_strip_mode */
@@ -150,11 +162,13 @@ struct group {
     struct sb *full[MAX_PASS], *vecs[MAX_PASS];
     DVM_VEC(struct rowvec) vec;
     DVM_VEC(struct outer) outer;
-    DVM_VEC(uint32_t) roots;
+    DVM_VEC(struct placed) roots;
     int32_t nsplit;
-    uint32_t first; /* user of the first root: names the group across restarts */
+    uint32_t first; /* user of the first root: names the group whenever it is made again */
     uint32_t gemm;  /* the product that this kernel computes; 0: none */
     bool fixed;     /* axes are never cut */
+    bool full_up;   /* a strip of it was full: takes no more roots */
+    uint32_t touched;
     struct group
         *side[3]; /* GEMM: spaces of the factors and the list, each with one strip; NULL: none */
     /* layout */
@@ -163,12 +177,30 @@ struct group {
 };
 
 /* Why emission stopped; the planner changes its mind and starts again. */
-enum stop { STOP_NONE, STOP_MAT, STOP_GROUP, STOP_SPLIT, STOP_EARLY, STOP_ERROR };
+enum stop { STOP_NONE, STOP_MAT, STOP_GROUP, STOP_FULL, STOP_SPLIT, STOP_EARLY, STOP_ERROR };
+
+/* A value under way. Sizes count what a strip holds (emit.c, fill_of). */
+struct open_value {
+    struct open_value *below;
+    const struct sb *b;
+    uint32_t node, at;        /* at: what the strip held when it began */
+    uint32_t part, part_size; /* the largest value finished for it; 0: none that could be kept */
+};
+
+/* Where things stood before a node was visited (undo.c). */
+struct undo;
+struct mark {
+    DVM_VEC(void) buffer, root, group, param;
+    struct undo *undo;
+    struct dvm_arena_mark arena;
+};
 
 struct planner {
     const struct dvm_graph *g;
     const struct dvm_plan_in *in;
-    struct dvm_arena *a;
+    struct dvm_arena *a;       /* of what is under way: keep, or grouping */
+    struct dvm_arena *keep;    /* of what going back leaves alone */
+    struct dvm_arena grouping; /* of the rest, cut off by going back */
     DVM_VEC(struct dvm_shape) shape;
     DVM_VEC(int64_t) numel; /* by shape */
     DVM_VEC(struct pnode) node;
@@ -178,7 +210,7 @@ struct planner {
     DVM_VEC(struct root) root;
     DVM_VEC(struct group *) group;
     DVM_VEC(struct dvm_pparam) param;
-    DVM_VEC(struct cut) cut; /* found so far; survive a restart */
+    DVM_VEC(struct cut) cut; /* found so far */
     enum stop stop;
     uint32_t stop_node;
     uint32_t blame; /* kept value whose own emission stopped */
@@ -187,7 +219,14 @@ struct planner {
     dvm_status st;
     int depth; /* values open in the root under way */
     int below; /* and in the roots that wait for it */
-    uint32_t cur_root;
+    struct open_value *open;
+    struct undo *undo; /* newest first */
+    struct mark *mark; /* by node */
+    uint32_t back_at;  /* node that grouping went back to */
+    uint32_t visited;  /* nodes from here on never were */
+    uint32_t visits;   /* nodes visited so far, every time */
+    uint64_t work;     /* and values emitted: what planning cost */
+    bool cut_full;     /* a kernel was cut because its strip was full */
 };
 
 /* arena growth of a DVM_VEC; false (p->st set) without memory */
@@ -205,6 +244,14 @@ dvm_status dvm_plan_groups(struct planner *p);                        /* group.c
 int32_t dvm_plan_home(struct planner *p, uint32_t n);
 bool dvm_plan_emit_root(struct planner *p, struct group *g,
                         struct root *r); /* emit.c: false: p->stop says why */
+/* undo.c. Saves what is about to change in an earlier visit's things; false without memory. Going back to node i leaves
+ * everything as it was before i was visited, but for facts about i and later nodes. */
+bool dvm_plan_touch_node(struct planner *p, uint32_t n);
+bool dvm_plan_touch_buffer(struct planner *p, int32_t i);
+bool dvm_plan_touch_group(struct planner *p, struct group *g);
+bool dvm_plan_touch_sb(struct planner *p, struct sb *b);
+void dvm_plan_mark(struct planner *p, uint32_t i);
+void dvm_plan_go_back(struct planner *p, uint32_t i);
 /* Merges and orders the axes of every kernel; p->stop set when a kernel cannot have one strip axis. */
 void dvm_plan_axes(struct planner *p); /* axes.c */
 /* Folds whose results are only stored write them themselves. */
