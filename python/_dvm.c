@@ -197,7 +197,11 @@ struct context *pydvm_default_context(void) {
     if (!pydvm.default_context) {
         PyObject *module = PyImport_ImportModule("dvm.threads"), *args = PyTuple_New(0);
         PyObject *kw = module ? PyObject_CallMethod(module, "default_options", NULL) : NULL;
-        if (args && kw) pydvm.default_context = context_new(pydvm.context, args, kw);
+        PyObject *made = args && kw ? context_new(pydvm.context, args, kw) : NULL;
+        if (pydvm.default_context) /* another thread was here while Python code ran */
+            Py_XDECREF(made);
+        else
+            pydvm.default_context = made;
         Py_XDECREF(module);
         Py_XDECREF(args);
         Py_XDECREF(kw);

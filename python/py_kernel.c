@@ -51,9 +51,15 @@ static void frame_close(struct frame *f) {
 static bool scalar_arg(PyObject *o, const struct slot *want, int which, dvm_arg *arg) {
     *arg = (dvm_arg){.rank = -1, .dtype = want->dtype};
     if (pydvm_number(o, want->dtype, &arg->num)) return true;
+    const bool large = PyErr_ExceptionMatches(pydvm.error[0]);
     PyErr_Clear();
-    pydvm_fail(DVM_ERR_ARG, "input %d, a scalar: expected a number for %s, given %R", which,
-               dvm_dtype_name((dvm_dtype)want->dtype), o);
+    if (large)
+        pydvm_fail(DVM_ERR_ARG,
+                   "input %d, a scalar: an integer beyond 64 bits is no %s; pass a float instead",
+                   which, dvm_dtype_name((dvm_dtype)want->dtype));
+    else
+        pydvm_fail(DVM_ERR_ARG, "input %d, a scalar: expected a number for %s, given %R", which,
+                   dvm_dtype_name((dvm_dtype)want->dtype), o);
     return false;
 }
 
@@ -112,14 +118,18 @@ static PyObject *name_arguments(const struct kernel *self) {
     return NULL;
 }
 
+static const char *plural(int n) { return n == 1 ? "" : "s"; }
+
 static bool wrong_count(const struct kernel *self, Py_ssize_t given, bool outputs) {
     int expected = self->nin + (outputs ? self->nout : 0);
     if (given == expected) return false;
+    const char *s = plural(expected);
     if (outputs)
-        pydvm_fail(DVM_ERR_ARG, "expected %d arguments (%d inputs, %d outputs), given %zd",
-                   expected, self->nin, self->nout, given);
+        pydvm_fail(DVM_ERR_ARG, "expected %d argument%s (%d input%s, %d output%s), given %zd",
+                   expected, s, self->nin, plural(self->nin), self->nout, plural(self->nout),
+                   given);
     else
-        pydvm_fail(DVM_ERR_ARG, "expected %d arguments, given %zd", expected, given);
+        pydvm_fail(DVM_ERR_ARG, "expected %d argument%s, given %zd", expected, s, given);
     name_arguments(self);
     return true;
 }
@@ -142,8 +152,32 @@ PyObject *pydvm_rescue(struct kernel *self, PyObject *const *a, Py_ssize_t n) {
     return out;
 }
 
-static PyObject *kernel_run(struct kernel *self, PyObject *const *a, Py_ssize_t n) {
+/* run() with arguments by name: put in order in Python. */
+static PyObject *run_by_name(struct kernel *self, PyObject *const *a, Py_ssize_t n,
+                             PyObject *names) {
+    PyObject *module = PyImport_ImportModule("dvm.arrays"), *out = NULL, *ordered = NULL;
+    PyObject *given = PyTuple_New(n), *named = PyDict_New(), *run = NULL;
+    for (Py_ssize_t i = 0; given && i < n; i++) PyTuple_SetItem(given, i, Py_NewRef(a[i]));
+    for (Py_ssize_t i = 0; named && i < PyTuple_Size(names); i++)
+        if (PyDict_SetItem(named, PyTuple_GetItem(names, i), a[n + i])) Py_CLEAR(named);
+    if (module && given && named)
+        ordered =
+            PyObject_CallMethod(module, "by_name", "OiOO", self->names ? self->names : Py_None,
+                                self->nout, given, named);
+    if (ordered) run = PyObject_GetAttrString((PyObject *)self, "run");
+    if (run) out = PyObject_CallObject(run, ordered);
+    Py_XDECREF(run);
+    Py_XDECREF(ordered);
+    Py_XDECREF(named);
+    Py_XDECREF(given);
+    Py_XDECREF(module);
+    return out;
+}
+
+static PyObject *kernel_run(struct kernel *self, PyObject *const *a, Py_ssize_t n,
+                            PyObject *names) {
     struct frame f;
+    if (names && PyTuple_Size(names)) return run_by_name(self, a, n, names);
     if (wrong_count(self, n, true) || !frame_open(&f, (int)n)) return NULL;
     bool ok = frame_inputs(&f, self, a);
     for (int i = 0; ok && i < self->nout; i++) ok = frame_output(&f, self, i, a[self->nin + i]);
@@ -386,7 +420,8 @@ static int kernel_set_label(PyObject *o, PyObject *label, void *unused) {
 
 #define FAST(name, doc) {#name, (PyCFunction)(void (*)(void))kernel_##name, METH_FASTCALL, doc}
 static PyMethodDef kernel_methods[] = {
-    FAST(run, "run(*inputs, *outputs): computes into the given outputs."),
+    {"run", (PyCFunction)(void (*)(void))kernel_run, METH_FASTCALL | METH_KEYWORDS,
+     "run(*inputs, *outputs): computes into the given outputs, which may also be given as out=."},
     FAST(call, "call(*inputs): new outputs, one object or a tuple; numpy unless an input is a "
                "torch tensor."),
     FAST(call_torch,

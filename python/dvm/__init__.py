@@ -52,6 +52,7 @@ from _dvm import (  # noqa: E402
     UnsupportedError,
 )
 
+from . import arrays  # noqa: E402, F401 imported here, not in a first call, which may be forking
 from .builder import Kernel  # noqa: E402
 from .device import Device  # noqa: E402
 from .jit import KernelFunction, kernel  # noqa: E402

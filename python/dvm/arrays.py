@@ -7,27 +7,36 @@ from __future__ import annotations
 import numbers
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import _dvm
 
 from . import types
+from .threads import guard
 
 REFUSED, NUMPY, TORCH, OTHER = 0, 1, 2, 3
 
 
 def family_of(type_: type) -> int:
     """1 numpy arrays and scalars, 2 torch tensors, 3 everything else; 0: not a plain array."""
-    np, torch = sys.modules.get("numpy"), sys.modules.get("torch")
-    if np is not None and issubclass(type_, np.ma.MaskedArray):
+    if _derives(type_, "numpy.ma.core", "MaskedArray"):
         return REFUSED  # its mask would be lost
-    if np is not None and issubclass(type_, (np.ndarray, np.generic)):
+    if _derives(type_, "numpy", "ndarray") or _derives(type_, "numpy", "generic"):
         return NUMPY
-    if torch is not None and hasattr(torch, "Tensor") and issubclass(type_, torch.Tensor):
-        watch_profiler()
+    if _derives(type_, "torch", "Tensor"):
+        with guard:
+            watch_profiler()
         return TORCH
     return OTHER
+
+
+def _derives(type_: type, module: str, name: str) -> bool:
+    """Whether a type derives from a class of a module, which is not imported for that (np.ma is
+    imported when it is first named) and may be half imported by another thread.
+    """
+    base = vars(sys.modules.get(module, sys)).get(name)
+    return isinstance(base, type) and issubclass(type_, base)
 
 
 def watch_profiler() -> None:
@@ -49,16 +58,17 @@ def _open_range(label: str) -> Callable[[], None]:
 
 def register(is_torch: bool) -> None:
     """Tells the extension how to allocate results."""
-    if is_torch:
-        import torch
+    with guard:
+        if is_torch:
+            import torch
 
-        dtypes = tuple(torch_dtype_of(t) for t in types.ALL)
-        _dvm.register_arrays(TORCH, torch.empty, dtypes)
-    else:
-        import numpy as np
+            dtypes = tuple(torch_dtype_of(t) for t in types.ALL)
+            _dvm.register_arrays(TORCH, torch.empty, dtypes)
+        else:
+            import numpy as np
 
-        dtypes = tuple(np.dtype(t.numpy_name) for t in types.ALL)
-        _dvm.register_arrays(NUMPY, np.empty, dtypes)
+            dtypes = tuple(np.dtype(t.numpy_name) for t in types.ALL)
+            _dvm.register_arrays(NUMPY, np.empty, dtypes)
 
 
 def torch_dtype_of(t: types.DataType) -> Any:
@@ -195,8 +205,48 @@ def name_arguments(error: Exception, names: tuple[str, ...]) -> None:
         return f"{found[0]} ({names[i]})" if i < len(names) else found[0]
 
     text = re.sub(r"\binput (\d+)\b", named, str(error))
-    text = re.sub(r"^expected \d+ arguments(?=,)", rf"\g<0> ({', '.join(names)})", text)
+    text = re.sub(r"^expected \d+ arguments?(?=,)", rf"\g<0> ({', '.join(names)})", text)
     error.args = (text, *error.args[1:])
+
+
+def plural(n: int, noun: str) -> str:
+    return f"{n} {noun}{'' if n == 1 else 's'}"
+
+
+def by_name(
+    names: Sequence[str] | None, outputs: int, given: Sequence[Any], named: dict[str, Any]
+) -> tuple[Any, ...]:
+    """The arguments of a call in order: inputs, of which some were given by name, then the outputs,
+    which may come together as `out`. None: the inputs have no names.
+    """
+    known = () if names is None else names
+    named = dict(named)
+    out: tuple[Any, ...] = ()
+    if outputs and "out" in named and "out" not in known:
+        value = named.pop("out")
+        out = tuple(value) if isinstance(value, (list, tuple)) else (value,)
+        if len(out) != outputs:
+            raise _dvm.ArgumentError(f"out= takes {plural(outputs, 'output')}, given {len(out)}")
+    for name in named:
+        if names is None:
+            raise _dvm.ArgumentError(
+                f"there is no argument {name!r}: inputs that a kernel declares by load() have no "
+                "names, pass them by position"
+            )
+        if name not in known:
+            raise _dvm.ArgumentError(
+                f"there is no argument {name!r}: the kernel takes {', '.join(known) or 'none'}"
+                + (", and out= for its outputs" if outputs else "")
+            )
+        if known.index(name) < len(given):
+            raise _dvm.ArgumentError(f"the argument {name!r} is given by position and by name")
+    rest = known[len(given) :]
+    missing = [name for name in rest if name not in named]
+    if missing:
+        raise _dvm.ArgumentError(
+            f"arguments are missing: {', '.join(missing)}; the kernel takes {', '.join(known)}"
+        )
+    return (*given, *[named[name] for name in rest], *out)
 
 
 def raw_bits(array: Any) -> Any:

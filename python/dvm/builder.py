@@ -294,7 +294,10 @@ class Kernel(ops.Operations):
             if node._declared is None:
                 b.codes[node] = code
             return
-        node._val = node._low(b.graph, *node._args)
+        try:
+            node._val = node._low(b.graph, *node._args)
+        except (_dvm.Error, OverflowError) as error:
+            raise _placed(error, node) from error.__cause__
         spec = node._with
         if spec is not None:
             if type(spec) is LoadSpec:
@@ -635,6 +638,18 @@ class Kernel(ops.Operations):
     def __repr__(self) -> str:
         kind = KIND_NAMES[self._kind] + (":dyn" if self.dynamic else "")
         return f"<dvm.{type(self).__name__} {kind}, {len(self._nodes)} lines>"
+
+
+def _placed(error: Exception, node: NDObject) -> _dvm.Error:
+    """An error of a line with the line's place and operation in its text, where they lack."""
+    if isinstance(error, OverflowError):
+        error = ArgumentError("a number beyond 64 bits")
+    text, place = str(error), f"{node._where}: "
+    text = text.removeprefix(place)
+    if not re.match(r"in \w+(?: \(%\d+\))?: ", text):
+        text = f"in {node._name}: {text}"
+    error.args = (place + text,)
+    return error
 
 
 _PLAIN = {NDObject, int, float, str, bool, type(None), LoadSpec, StoreSpec, DataType}

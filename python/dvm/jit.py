@@ -31,15 +31,41 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
-import threading
 from collections.abc import Callable, Sequence
 from typing import Any, overload
 
 from _dvm import ArgumentError, StateError
 
-from . import builder
+from . import arrays, builder
+from .arrays import plural
 from .builder import Build, Kernel, LoadSpec
 from .record import IntArrayRef, NDObject, ScalarRef
+from .threads import guard
+
+
+class Parameter:
+    """A parameter of a kernel function while its lines are recorded: what load(), scalar() and
+    int_array() take. It is no number, so that a load that was forgotten is not its position.
+    """
+
+    __slots__ = ("index", "name")
+
+    def __init__(self, index: int, name: str) -> None:
+        self.index, self.name = index, name
+
+    def __repr__(self) -> str:
+        return (
+            f"the parameter {self.name} itself (its tensor is k.load({self.name}, dtype), "
+            f"its number k.scalar({self.name}))"
+        )
+
+    def _operate(self, *_: Any) -> Any:
+        raise ArgumentError(f"an operator was given {self!r}")
+
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = _operate
+    __rtruediv__ = __floordiv__ = __rfloordiv__ = __mod__ = __rmod__ = __pow__ = __rpow__ = _operate
+    __matmul__ = __rmatmul__ = __and__ = __rand__ = __or__ = __ror__ = __xor__ = _operate
+    __rxor__ = __lt__ = __le__ = __gt__ = __ge__ = __neg__ = __abs__ = __invert__ = _operate
 
 
 class PlaceholderKernel(Kernel):
@@ -51,11 +77,12 @@ class PlaceholderKernel(Kernel):
         self._parameters: dict[ScalarRef | IntArrayRef, int] = {}
 
     def _parameter(self, index: Any) -> int:
-        if isinstance(index, bool) or not isinstance(index, int) or not 0 <= index < self._count:
+        i = index.index if type(index) is Parameter else index
+        if isinstance(i, bool) or not isinstance(i, int) or not 0 <= i < self._count:
             raise ArgumentError(
                 f"expected a parameter of the kernel function (a placeholder), given {index!r}"
             )
-        return index
+        return i
 
     def parameter_of(self, ref: NDObject | ScalarRef | IntArrayRef) -> int:
         """The position of the call argument behind a load or reference."""
@@ -106,8 +133,9 @@ class PlaceholderKernel(Kernel):
 class KernelFunction:
     """What @dvm.kernel makes of a builder function.
 
-    `fn(*inputs)` returns new outputs, `fn.run(*inputs, *outputs)` fills given ones, `fn.kobj` is
-    the Kernel (dump(), das(), explain()).
+    `fn(*inputs)` returns new outputs, `fn.run(*inputs, *outputs)` or `fn.run(*inputs, out=outputs)`
+    fills given ones, `fn.kobj` is the Kernel (dump(), das(), explain()). Inputs that are parameters
+    of the builder may be given by name.
     """
 
     kobj: Kernel
@@ -115,13 +143,12 @@ class KernelFunction:
 
     def __init__(self, function: Callable[..., Any]) -> None:
         functools.update_wrapper(self, function)  # type: ignore[arg-type]
-        self._lock = threading.Lock()
         parameters = list(inspect.signature(function).parameters.values())[1:]
         if not parameters:
             parameters = [inspect.Parameter("inputs", inspect.Parameter.VAR_POSITIONAL)]
         self.__signature__ = inspect.Signature(parameters)
 
-    def __call__(self, *args: Any) -> Any:
+    def __call__(self, *args: Any, **named: Any) -> Any:
         """New outputs for these inputs."""
         raise NotImplementedError
 
@@ -141,9 +168,10 @@ def _allocate(shape: Sequence[int], strides: Sequence[int], store: NDObject, tor
     """Memory for a view_store and the view that is its output."""
     if torch is not None:
         return torch.empty_strided(shape, strides, dtype=getattr(torch, store._dtype.name))
-    import numpy as np
+    with guard:
+        import numpy as np
 
-    from .runner import _extent, _strided
+        from .runner import _extent, _strided
 
     memory = np.empty(_extent(shape, strides), store._dtype.numpy_name)
     return _strided(memory, 0, shape, strides)
@@ -164,10 +192,10 @@ def _call(b: Build, args: Sequence[Any], prefer_torch: bool) -> tuple[Any, ...]:
     torch = sys.modules.get("torch")
     if not any(torch is not None and isinstance(a, torch.Tensor) for a in args):
         torch = None
+    with guard:
+        from .runner import _numbers
     outs = []
     for store, (shape, _) in zip(b.outputs, b.kernel.infer(*args), strict=True):
-        from .runner import _numbers
-
         declared = None if store._with.strides is None else _numbers(store._with.strides)
         strides = _dense(shape) if declared is None else declared
         outs.append(_allocate(shape, strides, store, torch))
@@ -176,7 +204,7 @@ def _call(b: Build, args: Sequence[Any], prefer_torch: bool) -> tuple[Any, ...]:
 
 
 class DeclaredFunction(KernelFunction):
-    """A kernel whose builder declares its loads in order."""
+    """A kernel whose builder declares its loads in order. They have no names."""
 
     def __init__(
         self, function: Callable[..., Any], ker_type: str, options: dict[str, Any]
@@ -198,18 +226,20 @@ class DeclaredFunction(KernelFunction):
 
     _fast: Callable[..., Any] | None = None
 
-    def __call__(self, *args: Any) -> Any:
+    def __call__(self, *args: Any, **named: Any) -> Any:
         """New outputs: one object, or a tuple of several."""
+        if named:
+            args = arrays.by_name(None, 0, args, named)
         if self._fast is not None:
             return self._fast(*args)
         outs = _call(self._fixed or self._specialize(args), args, "torch" in sys.modules)
         return outs[0] if len(outs) == 1 else outs
 
-    def _run(self, *args: Any) -> None:
-        self._specialize(args).kernel.run(*args)
+    def _run(self, *args: Any, **named: Any) -> None:
+        self._specialize(args).kernel.run(*args, **named)
 
     def _specialize(self, args: Sequence[Any]) -> Build:
-        with self._lock:
+        with guard:
             inputs = [n for n in self.kobj._nodes if _is_input(n)]
             for ref, value in zip(inputs, args, strict=False):
                 if type(ref) is ScalarRef:
@@ -235,8 +265,8 @@ class PlaceholderFunction(KernelFunction):
         k = PlaceholderKernel(ker_type, names, **options)
         k._label = self.__name__
         self.kobj: PlaceholderKernel = k
-        self._count = count = len(names)
-        result = function(k, *range(count))
+        self._count = len(names)
+        result = function(k, *[Parameter(i, name) for i, name in enumerate(names)])
         self._stores = self._results(result)
         self._one = isinstance(result, NDObject)
         refs = k._parameters.items()
@@ -267,8 +297,10 @@ class PlaceholderFunction(KernelFunction):
             self._fast = b.kernel.call
             self.run = b.kernel.run  # type: ignore[method-assign]
 
-    def __call__(self, *args: Any) -> Any:
+    def __call__(self, *args: Any, **named: Any) -> Any:
         """New outputs: one array, or a list of several, as the function returns them."""
+        if named:
+            args = arrays.by_name(self.kobj._names, 0, args, named)
         if self._fast is not None:
             return self._fast(*args)
         b, inputs = self._ready(args)
@@ -277,13 +309,15 @@ class PlaceholderFunction(KernelFunction):
             return outs[b.outputs.index(self._stores[0])]
         return [outs[b.outputs.index(s)] for s in self._stores]
 
-    def run(self, *args: Any) -> None:
-        """Computes into given outputs: `run(*inputs, *outputs)`."""
+    def run(self, *args: Any, **named: Any) -> None:
+        """Computes into given outputs: `run(*inputs, *outputs)`, the outputs also as `out=`."""
+        if named:
+            args = arrays.by_name(self.kobj._names, len(self._stores), args, named)
         want = self._count + len(self._stores)
         if len(args) != want:
             raise ArgumentError(
-                f"expected {want} arguments ({self._count} inputs, {len(self._stores)} outputs), "
-                f"given {len(args)}"
+                f"expected {plural(want, 'argument')} ({plural(self._count, 'input')}, "
+                f"{plural(len(self._stores), 'output')}), given {len(args)}"
             )
         b, inputs = self._ready(args[: self._count])
         outs = dict(zip(self._stores, args[self._count :], strict=True))
@@ -296,8 +330,10 @@ class PlaceholderFunction(KernelFunction):
         k = self.kobj
         if len(args) != self._count:
             names = ", ".join(k._names)
-            raise ArgumentError(f"expected {self._count} arguments ({names}), given {len(args)}")
-        with self._lock:
+            raise ArgumentError(
+                f"expected {plural(self._count, 'argument')} ({names}), given {len(args)}"
+            )
+        with guard:
             for ref, i in self._changing:
                 ref.update(args[i])
             first = not k._builds
@@ -355,10 +391,27 @@ def kernel(
     dyn_shape: bool | None = None,
     strict: bool = False,
 ) -> Any:
-    """Makes a kernel of a builder function; see the module's text for both spellings.
+    """Makes a kernel of a builder function, which records one line after another on `k`.
+
+    Parameters (`dynamic=`): for arrays and tensors of any shape, given by position or by name.
+
+        @dvm.kernel
+        def scaled(k, x, factor):
+            return k.store(k.load(x, dvm.float32) * k.scalar(factor))
+
+        y = scaled(np.ones((4, 8), np.float32), 2.0)
+
+    Declared loads (`dyn_shape=`): inputs in the order of load() and scalar(), outputs in that of
+    store().
+
+        @dvm.kernel(ktype="vector", dyn_shape=False)
+        def doubled(k):
+            k.store(k.load([4, 8], dvm.float32) * 2)
+
+        doubled.run(x, y)
 
     Args:
-        ktype: vector, spec (vector:spec), split, seq, parallel, mix or eager.
+        ktype: vector, spec (vector:spec), split, seq, parallel, cube, mix or eager.
         dynamic: placeholders; True (default) compiles for the shapes of each call.
         dyn_shape: declared loads; False (default) takes the sizes as written, True those of each
             call's arguments.

@@ -155,7 +155,7 @@ def low_permute(g: Any, x: NDObject, axes: Any) -> Any:
 def low_transpose(g: Any, x: NDObject, a: int, b: int) -> Any:
     v = value_of(x)
     axes = list(range(rank_of(v)))
-    a, b = _axis(a, len(axes)), _axis(b, len(axes))
+    a, b = _axis("transpose", a, len(axes)), _axis("transpose", b, len(axes))
     axes[a], axes[b] = axes[b], axes[a]
     return g.permute(v, axes)
 
@@ -166,7 +166,7 @@ def low_slice(g: Any, x: NDObject, start: Any, size: Any, step: Any) -> Any:
 
 def low_slice_dim(g: Any, x: NDObject, axis: int, begin: Any, end: Any, step: int) -> Any:
     v = value_of(x)
-    return _cut(g, v, _axis(axis, rank_of(v)), begin, end, step)
+    return _cut(g, v, _axis("slice_dim", axis, rank_of(v)), begin, end, step)
 
 
 def _cut(g: Any, v: Any, axis: int, begin: Any, end: Any, step: int) -> Any:
@@ -273,7 +273,7 @@ def low_cumsum(g: Any, x: NDObject, axis: int, code: int) -> Any:
     if x._dtype.code != code:
         v = g.cast(v, code)
     rank = rank_of(v)
-    axis = _axis(axis, rank)
+    axis = _axis("cumsum", axis, rank)
     if axis == rank - 1:
         return g.cumsum(v)
     axes = list(range(rank))
@@ -286,7 +286,7 @@ def low_one_hot(
 ) -> Any:
     v = value_of(index)
     rank = rank_of(v)
-    axis = _axis(axis, rank + 1)
+    axis = _axis("one_hot", axis, rank + 1)
     sizes = sizes_of(g, v)
     classes = g.iota(index._dtype.code, [depth], 0)
     hit = g.op(
@@ -340,7 +340,7 @@ def low_concat(g: Any, xs: Sequence[NDObject], axis: int) -> Any:
 
 def low_stack(g: Any, xs: Sequence[NDObject], axis: int) -> Any:
     vs = [value_of(x) for x in xs]
-    axis = _axis(axis, rank_of(vs[0]) + 1)
+    axis = _axis("stack", axis, rank_of(vs[0]) + 1)
     wide = []
     for v in vs:
         sizes = sizes_of(g, v)
@@ -359,9 +359,9 @@ def low_pad(g: Any, v: Any, pads: Sequence[int], code: int) -> Any:
     return v
 
 
-def _axis(axis: int, rank: int) -> int:
+def _axis(what: str, axis: int, rank: int) -> int:
     if not -rank <= axis < rank:
-        raise ShapeError(f"axis {axis} is out of range for rank {rank}")
+        raise ShapeError(f"in {what}: axis {axis} is out of range for rank {rank}")
     return axis % rank
 
 

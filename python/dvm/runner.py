@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import operator
 import os
 import time
 from collections.abc import Sequence
@@ -72,7 +74,12 @@ class PyKernel(Kernel):
         if given is not want:
             hint = "; convert with convert_to_bf16" if want.name == "bfloat16" else ""
             raise DTypeError(f"input: expected {want}, given {given}{hint}")
-        self._given[ref] = (np.array(array, copy=True, order="C"), int(offset))
+        first = operator.index(offset)
+        if not 0 <= first <= array.size:
+            raise ShapeError(
+                f"input: the offset is 0 to {array.size}, the elements of the array, given {first}"
+            )
+        self._given[ref] = (np.array(array, copy=True, order="C"), first)
 
     def set_output(self, store: NDObject, array: Any) -> None:
         """The array that a store writes to; for view_store it is the memory from its first
@@ -200,7 +207,13 @@ class PyKernel(Kernel):
         flat = array.reshape(-1)[offset:]
         if shape is None:
             return flat
-        return flat[: int(np.prod(shape, dtype=np.int64))].reshape(shape)
+        need = math.prod(shape)
+        if need > flat.size:
+            raise ShapeError(
+                f"a load of shape {list(shape)} at offset {offset} needs {offset + need} elements, "
+                f"the array has {array.size}"
+            )
+        return flat[:need].reshape(shape)
 
     def _steps(self, store: NDObject) -> tuple[int, ...] | None:
         return _numbers(store._with.strides, signed=not self.dynamic)

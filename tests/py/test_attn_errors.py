@@ -359,3 +359,11 @@ def test_torch_tensors_are_refused_alike():
     assert text(swa_backward, q, k, v, q, 2, "BNSD") == (
         "softmax_max must be float32 [B, N, Sq, 8], but is missing"
     )
+
+
+def test_integers_beyond_64_bits():
+    for name in ("pre_tockens", "next_tockens", "sparse_mode"):
+        assert forward(**{name: 1 << 70}) == f"{name}: an integer beyond 64 bits"
+    assert forward(heads=1 << 64) == "head_num: an integer beyond 64 bits"
+    lists = {"actual_seq_qlen": [3, 1 << 63], "actual_seq_kvlen": [3, 8]}
+    assert forward(tnd(), layout="TND", **lists) == "actual_seq_qlen: an integer beyond 64 bits"

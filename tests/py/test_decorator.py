@@ -306,3 +306,55 @@ def test_what_a_function_says_of_itself(rng):
         k.store(k.load([3], dvm.float32))
 
     assert str(inspect.signature(g)) == "(*inputs)" and "Load" in g.dump()
+
+
+def test_arguments_by_name(rng):
+    @dvm.kernel
+    def scaled(k, x, w, factor):
+        return k.store(k.mul(k.mul(k.load(x), k.load(w)), k.scalar(factor)))
+
+    x, w, out = normal(rng, 2, 3), normal(rng, 3), np.empty((2, 3), F32)
+    want = x * w * F32(2)
+    for _ in range(2):  # before and after the first call is settled
+        np.testing.assert_array_equal(scaled(x, w, factor=2.0), want)
+        np.testing.assert_array_equal(scaled(factor=2.0, w=w, x=x), want)
+        for args, named in [((x, w), {"factor": 2.0}), ((), {"factor": 2.0, "x": x, "w": w})]:
+            out[:] = 0
+            scaled.run(*args, out=out, **named)
+            np.testing.assert_array_equal(out, want)
+        with pytest.raises(dvm.ArgumentError, match=r"no argument 'q': the kernel takes x, w, f"):
+            scaled(x, w, q=2.0)
+        with pytest.raises(dvm.ArgumentError, match="'w' is given by position and by name"):
+            scaled(x, w, w=w)
+        with pytest.raises(dvm.ArgumentError, match="are missing: w; the kernel takes x, w, fac"):
+            scaled(x, factor=2.0)
+        with pytest.raises(dvm.ArgumentError, match="no argument 'out': the kernel takes x"):
+            scaled(x, w, 2.0, out=out)
+        with pytest.raises(dvm.ArgumentError, match="out= takes 1 output, given 2"):
+            scaled.run(x, w, 2.0, out=[out, out])
+        with pytest.raises(dvm.ArgumentError, match=r"given 3$"):
+            scaled.run(x, w, factor=2.0)
+
+
+def test_several_outputs_by_name(rng):
+    @dvm.kernel
+    def f(k, out, y):  # a parameter of that name is an input
+        a, b = k.load(out), k.load(y)
+        return k.store(k.add(a, b)), k.store(k.sub(a, b))
+
+    @dvm.kernel(dyn_shape=False)
+    def g(k):
+        a = k.load([3], dvm.float32)
+        k.store(k.mul(a, 2))
+        k.store(k.neg(a))
+
+    x, y, p, q = (normal(rng, 3) for _ in range(4))
+    np.testing.assert_array_equal(f(y=y, out=x)[1], x - y)
+    with pytest.raises(dvm.ArgumentError, match="given 2"):
+        f.run(y=y, out=x)
+    g.run(x, out=(p, q))
+    np.testing.assert_array_equal(p, x * 2)
+    np.testing.assert_array_equal(q, -x)
+    for call in (g, g.run):
+        with pytest.raises(dvm.ArgumentError, match=r"no argument 'x'.*by position"):
+            call(x=x)

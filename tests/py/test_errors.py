@@ -77,7 +77,7 @@ X = np.zeros(4, F32)
 def test_argument_counts():
     with pytest.raises(dvm.ArgumentError, match=r"expected 2 arguments, given 1"):
         add(X)
-    with pytest.raises(dvm.ArgumentError, match=r"3 arguments \(2 inputs, 1 outputs\), given 2"):
+    with pytest.raises(dvm.ArgumentError, match=r"3 arguments \(2 inputs, 1 output\), given 2"):
         add.run(X, X)
 
     @dvm.kernel
@@ -316,8 +316,97 @@ def test_integers_beyond_64_bits_do_not_wrap(value):
     def scaled(k, x, a):
         return k.store(k.mul(k.load(x, dvm.float32), k.scalar(a)))
 
-    with pytest.raises(dvm.ArgumentError, match="a number for i64"):
+    with pytest.raises(dvm.ArgumentError, match=r"input 1 \(a\), a scalar: .*beyond 64"):
         scaled(np.ones(4, np.float32), value)
     assert np.array_equal(
         scaled(np.ones(4, np.float32), float(value)), np.full(4, value, np.float32)
     )
+
+
+def test_axes_out_of_range():
+    """Every operation with an axis names itself, the axis, the rank and the user's line."""
+    k = dvm.Kernel("split")
+    x, i = k.load([2, 3], dvm.float32), k.load([2], dvm.int64)
+    for name, axis, call in [
+        ("transpose", 5, lambda: k.transpose(x, 5, 0)),
+        ("transpose", -3, lambda: k.transpose(x, 0, -3)),
+        ("cumsum", 2, lambda: k.cumsum(x, 2)),
+        ("stack", 3, lambda: k.stack([x, x], 3)),
+        ("one_hot", 2, lambda: k.one_hot(i, 3, 2, 1.0, 0.0)),
+        ("slice_dim", 2, lambda: k.slice_dim(x, 2, 0, 1)),
+        ("concat", 2, lambda: k.concat([x, x], 2)),
+        ("gather", 2, lambda: k.gather(x, i, 2, 1)),
+        ("sum", 2, lambda: k.sum(x, [2])),
+        ("argmax", 2, lambda: k.argmax(x, 2)),
+    ]:
+        with pytest.raises(dvm.ShapeError) as info:
+            call()
+        where = f"{__file__}:{call.__code__.co_firstlineno}: in {name}: axis {axis} "
+        assert str(info.value).startswith(where) and "rank" in str(info.value), name
+
+
+def test_axes_out_of_range_at_run_time():
+    @dvm.kernel
+    def f(k, x):
+        a = k.load(x)
+        return k.store(k.transpose(a, 0, 1))
+
+    with pytest.raises(dvm.ShapeError, match=r"test_errors.py:\d+: in transpose: axis 1 .*rank 1"):
+        f(X)
+
+
+def test_numbers_beyond_64_bits():
+    k = dvm.Kernel("split")
+    x = k.load([2], dvm.int64)
+    for call in (
+        lambda: k.iota([1 << 63]),
+        lambda: k.reshape(x, [1 << 64]),
+        lambda: k.slice(x, [1 << 70], [1]),
+        lambda: k.slice_dim(x, 0, 0, 1, 1 << 70),
+        lambda: k.sum(x, [1 << 65]),
+        lambda: k.add(x, 1 << 70),
+        lambda: k.full(1 << 70, [2], dvm.int64),
+    ):
+        with pytest.raises(dvm.Error, match=r"test_errors.py:\d+: in \w+: "):
+            call()
+
+    @dvm.kernel
+    def f(k, x, s):
+        return k.store(k.mul(k.load(x), k.scalar(s)))
+
+    with pytest.raises(dvm.ArgumentError, match=r"input 1 \(s\), a scalar: .*beyond 64 bits"):
+        f(X, 1 << 70)
+
+
+def test_a_forgotten_load_is_no_number():
+    for build in (
+        lambda k, x, y: k.store(k.add(k.load(x), y)),
+        lambda k, x, y: k.store(k.add(x, k.load(y))),
+        lambda k, x, y: k.store(k.load(x) * y),
+        lambda k, x, y: k.store(y * k.load(x)),
+        lambda k, x, y: k.store(x * 2),
+        lambda k, x, y: k.store(-x),
+        lambda k, x, y: k.store(k.exp(x)),
+        lambda k, x, y: k.store(k.select(k.less(k.load(y), 0), x, 0)),
+        lambda k, x, y: k.store(k.clamp(k.load(y), x, 1)),
+        lambda k, x, y: k.store(x),
+    ):
+        with pytest.raises(dvm.ArgumentError, match=r"the parameter [xy] itself.*k\.load\("):
+            dvm.kernel(build)
+    with pytest.raises(dvm.ArgumentError, match="expected an integer, given the parameter y"):
+        dvm.kernel(lambda k, x, y: k.store(k.reshape(k.load(x), [y])))
+    by_position = dvm.kernel(lambda k, x, y: k.store(k.add(k.load(0), k.load(1))))
+    np.testing.assert_array_equal(by_position(X + 1, X + 2), X + 3)
+
+
+def test_runner_offsets():
+    x = np.arange(10, dtype=F32)
+    for bad in (-1, 11, 1 << 70):
+        k = dvm.PyKernel("split")
+        a = k.load([2], dvm.float32)
+        with pytest.raises(dvm.ShapeError, match=rf"offset is 0 to 10, .*given {bad}"):
+            k.input(a, x, bad)
+    k.store(a)
+    k.input(a, x, 9)
+    with pytest.raises(dvm.ShapeError, match=r"shape \[2\] at offset 9 needs 11 .*has 10"):
+        k.run()

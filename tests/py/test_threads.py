@@ -115,7 +115,7 @@ def test_other_threads_run_meanwhile():
 
 
 def test_bad_numbers_of_threads():
-    for n in (0, -1):
+    for n in (0, -1, 65537, 1 << 70, 2.5, "2", None, True):
         with pytest.raises(dvm.ArgumentError):
             dvm.set_num_threads(n)
 
@@ -154,3 +154,62 @@ def test_torchs_threads(monkeypatch):
         [sys.executable, "-c", SHARED], capture_output=True, text=True, timeout=120, check=False
     )
     assert done.returncode == 0, done.stderr
+
+
+# A fork in one thread while another one imports numpy for the first call, and while it prepares
+# calls: the child must neither wait for that thread nor find half of its work.
+FORKS = """
+import os, signal, sys, threading, time
+import dvm
+
+@dvm.kernel
+def f(k, x, axes):
+    return k.store(k.sum(k.load(x), k.int_array(axes)))
+
+data = memoryview(bytearray(16)).cast("f")
+one_more = dvm.kernel(lambda k, x: k.store(k.add(k.load(x), 1)))
+stop = False
+
+def first():
+    one_more(data)
+
+def work():
+    while not stop:
+        for axes in ([0], [1], [0, 1], []):
+            f(x, axes)
+
+def child_is_well(run):
+    pid = os.fork()
+    if pid == 0:
+        signal.alarm(60)
+        os._exit(0 if run() else 3)
+    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    if code:
+        os._exit(100 + abs(code))
+
+assert "numpy" not in sys.modules
+t = threading.Thread(target=first)
+t.start()
+while "numpy" not in sys.modules:
+    time.sleep(0)
+child_is_well(lambda: one_more(data).tolist() == [1, 1, 1, 1])
+t.join()
+
+import numpy as np
+
+x = np.ones((2, 3), np.float32)
+sys.setswitchinterval(1e-5)
+t = threading.Thread(target=work, daemon=True)
+t.start()
+for i in range(20):
+    child_is_well(lambda: f(x, [1]).tolist() == [3, 3])
+stop = True
+t.join()
+"""
+
+
+def test_fork_while_another_thread_calls():
+    done = subprocess.run(
+        [sys.executable, "-c", FORKS], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, (done.returncode, done.stderr)

@@ -62,6 +62,10 @@ def low(function: Any, spec: Spec, tensors: tuple[Any, ...]) -> Any:
     )
     try:
         return function(*head, *tensors)
+    except OverflowError:
+        raise _dvm.ArgumentError(
+            f"{', '.join(_too_large(spec))}: an integer beyond 64 bits{_suffix()}"
+        ) from None
     except (
         _dvm.ArgumentError,
         _dvm.DTypeError,
@@ -69,9 +73,23 @@ def low(function: Any, spec: Spec, tensors: tuple[Any, ...]) -> Any:
         _dvm.LimitError,
         _dvm.OverlapError,
     ) as error:
-        if os.environ.get("TORCH_NPU_COMPACT_ERROR_OUTPUT"):
+        if not _suffix():
             raise
         raise type(error)(f"{error}{SUFFIX}") from None
+
+
+def _suffix() -> str:
+    return "" if os.environ.get("TORCH_NPU_COMPACT_ERROR_OUTPUT") else SUFFIX
+
+
+def _too_large(spec: Spec) -> list[str]:
+    """Names of the arguments that hold an integer beyond 64 bits."""
+    found = []
+    for name, value in spec._asdict().items():
+        numbers = value if isinstance(value, (list, tuple)) else (value,)
+        if any(isinstance(n, int) and not -(1 << 63) <= n < 1 << 63 for n in numbers):
+            found.append(name)
+    return found or ["an argument"]
 
 
 def draw() -> int:
