@@ -18,10 +18,13 @@ from dvm.torch import cache  # noqa: E402
 
 @pytest.fixture(autouse=True)
 def _fresh(tmp_path, monkeypatch):
+    """Without torch's cache, which is test_torch_aot_cache's."""
     monkeypatch.setenv("DVM_CACHE_DIR", str(tmp_path / "c"))
+    monkeypatch.setenv("TORCHINDUCTOR_AUTOGRAD_CACHE", "0")  # of processes started here
     torch._dynamo.reset()
     torch.manual_seed(0)
-    yield
+    with torch._functorch.config.patch(enable_autograd_cache=False):
+        yield
     torch._dynamo.reset()
 
 

@@ -56,6 +56,15 @@ def test_breaks_have_reasons():
     assert where.startswith("f (test_torch_summary.py:") and "graph_break" in reason
 
 
+def test_tracing_again_is_no_break():
+    """torch does so when a number became a tensor."""
+    norm = torch.nn.LayerNorm(8)
+    f = torch.compile(lambda x: norm(x) * 2, backend="dvm", dynamic=True)
+    f(torch.randn(3, 8)).sum().backward()
+    s = dvm.torch.summary()
+    assert s.graphs and not s.breaks
+
+
 @torch._dynamo.config.patch(recompile_limit=2)
 def test_running_eagerly_in_the_end_is_told():
     """torch stops compiling a function that it compiled too often, and says so once in its log."""

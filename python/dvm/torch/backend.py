@@ -9,6 +9,7 @@ and its options by value when it decides whether to compile again.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import threading
@@ -90,9 +91,11 @@ def _autograd(gm: GraphModule, example_inputs: Sequence[Any], options: Options) 
         )
 
     inference: list[tuple[GraphModule, Callable]] = []
+    torchs_cache = _torchs_cache(options)
 
     def compiler(kind: str) -> Callable:
-        return functools.partial(compile_graph, kind=kind, options=options)
+        compile_ = functools.partial(compile_graph, kind=kind, options=options)
+        return torchs_cache.kept(compile_, kind) if torchs_cache else compile_
 
     def infer(graph: GraphModule, inputs: Sequence[Any]) -> Callable:
         call = compiler("inference")(graph, inputs)
@@ -103,24 +106,45 @@ def _autograd(gm: GraphModule, example_inputs: Sequence[Any], options: Options) 
         compiled = disable(compiler("backward"), reason="backend dvm")(bw, inputs)
         return disable(compiled, reason="generated code")
 
+    compilers = {
+        "fw_compiler": compiler("forward"),
+        "bw_compiler": backward,
+        "inference_compiler": infer,
+    }
     counters["aot_autograd"]["total"] += 1
-    forward = aot_module_simplified(
-        take_attention(gm, options),
-        example_inputs,
-        fw_compiler=compiler("forward"),
-        bw_compiler=backward,
-        inference_compiler=infer,
-        partition_fn=min_cut_rematerialization_partition,
-        decompositions=decomp.table(),
-        keep_inference_input_mutations=True,
-    )
+    with contextlib.ExitStack() as settings:
+        if torchs_cache:
+            settings.enter_context(torchs_cache.keyed(options))
+            compilers = {name: torchs_cache.serializable(c) for name, c in compilers.items()}
+        forward = aot_module_simplified(
+            take_attention(gm, options),
+            example_inputs,
+            **compilers,
+            partition_fn=min_cut_rematerialization_partition,
+            decompositions=decomp.table(),
+            keep_inference_input_mutations=True,
+        )
     if len(inference) == 1 and _needs_no_wrapper(gm, *inference[0], example_inputs):
         return _program(inference[0][1]).call
     return forward
 
 
+def _torchs_cache(options: Options) -> Any:
+    """The module that keeps results of AOTAutograd; None when that is not wanted, switched off, or
+    not what the installed torch has."""
+    if not options.cache:
+        return None
+    try:
+        from . import aot_cache
+    except (AttributeError, ImportError) as error:
+        stats.log.info("results of AOTAutograd are not kept: %s", error)
+        return None
+    return aot_cache if aot_cache.is_on() else None
+
+
 def _program(call: Callable) -> Any:
     """The program behind a call function, None when it is of the Python form."""
+    call = getattr(call, "call", call)  # of an Artifact
     run = getattr(call, "__globals__", {}).get("run")
     return None if run is None else run.__self__
 
@@ -165,9 +189,15 @@ def _needs_no_wrapper(
 
 
 def compile_graph(
-    gm: GraphModule, example_inputs: Sequence[Any], *, kind: str, options: Options
+    gm: GraphModule,
+    example_inputs: Sequence[Any],
+    *,
+    kind: str,
+    options: Options,
+    keep: Callable[[str, Program], None] | None = None,
 ) -> Callable:
-    """Compiles one ATen graph into a function of a list of arguments, which it empties."""
+    """Compiles one ATen graph into a function of a list of arguments, which it empties. `keep` is
+    given the name and the program."""
     begun = time.perf_counter()
     name = _graph_name(kind)
     rescued: Counter = Counter()
@@ -177,6 +207,26 @@ def compile_graph(
     if folder is not None:
         path = debug.write(folder, gm, program)
         stats.log.info("%s: %s", name, path)
+    if keep is not None:
+        keep(name, program)
+    _record(name, kind, program, call, rescued, begun)
+    return call
+
+
+def restore(program: Program, name: str, kind: str) -> Callable:
+    """A program from torch's cache as `compile_graph` returns it."""
+    begun = time.perf_counter()
+    rescued: Counter = Counter()
+    call = _loaded(program, name, {}, rescued)
+    call._boxed_call = True
+    stats.count_cache(True, True)
+    _record(name, kind, program, call, rescued, begun)
+    return call
+
+
+def _record(
+    name: str, kind: str, program: Program, call: Callable, rescued: Counter, begun: float
+) -> None:
     _trace(name, program)
     record = stats.GraphRecord(
         name,
@@ -192,7 +242,6 @@ def compile_graph(
     )
     record.dvm_seconds = time.perf_counter() - begun
     stats.record(record)
-    return call
 
 
 def _programs(call: Callable) -> Callable[[], list[Any]]:
@@ -212,12 +261,7 @@ def build(
 
     `rescued` counts kernels that torch had to run later, for arguments the engine refused.
     """
-    import dvm
-
-    from .runtime import Rescue
-
     rescued = Counter() if rescued is None else rescued
-
     refused: dict[Node, str] = {}
     name_on_disk = cache.key(gm, options) if options.cache else None
     known = cache.load(name_on_disk, gm) if name_on_disk else None
@@ -227,30 +271,44 @@ def build(
         if options.check:
             for k in program.kernels:
                 namespace[k.name + "_check"] = Reference(k.reference)
-        kernel = None
         try:
-            line = _execute(program.header, 0, name, namespace)
-            for kernel in program.kernels:
-                line = _load(kernel, line, name, namespace)
-            kernel = None
-            for text in program.calls:
-                line = _execute(text, line, name, namespace)
-        except dvm.Error as error:
+            call = _loaded(program, name, namespace, rescued)
+        except RefusedError as refusal:
             if known is not None:
                 known = None  # lower it after all
                 continue
-            if kernel is None:
-                raise
+            kernel, error = refusal.args
             stats.log.warning("%s: the engine refuses %s: %s", name, kernel.name, error)
             refused.update(dict.fromkeys(kernel.fused, f"engine: {error}"))
             continue
         stats.count_cache(name_on_disk is not None, known is not None)
         if name_on_disk and known is None and not refused:
             cache.save(name_on_disk, program)
-        for k in program.kernels:
-            rescue = Rescue(k.name, Reference(k.reference), k.results, k.in_place, rescued)
-            namespace[k.name].run.__self__.set_rescue(rescue)
-        return program, namespace["call"]
+        return program, call
+
+
+class RefusedError(Exception):
+    """The engine does not build a kernel: the kernel and the engine's error."""
+
+
+def _loaded(program: Program, name: str, namespace: dict, rescued: Counter) -> Callable:
+    """The call function of a program, whose globals are the namespace."""
+    import dvm
+
+    from .runtime import Rescue
+
+    line = _execute(program.header, 0, name, namespace)
+    for k in program.kernels:
+        try:
+            line = _load(k, line, name, namespace)
+        except dvm.Error as error:
+            raise RefusedError(k, error) from error
+    for text in program.calls:
+        line = _execute(text, line, name, namespace)
+    for k in program.kernels:
+        rescue = Rescue(k.name, Reference(k.reference), k.results, k.in_place, rescued)
+        namespace[k.name].run.__self__.set_rescue(rescue)
+    return namespace["call"]
 
 
 # Kernels by their text, the newest last: equal layers and graphs compiled again build nothing.

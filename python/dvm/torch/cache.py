@@ -70,7 +70,7 @@ def folder() -> Path | None:
 
 
 @functools.cache
-def _versions() -> str:
+def versions() -> str:
     """What else decides the text: torch, the extension, and this very code."""
     h = hashlib.sha256()
     for path in sorted(Path(__file__).parent.glob("*.py")):
@@ -82,7 +82,7 @@ def key(gm: GraphModule, options: Options) -> str | None:
     """Name of the entry of a graph; None when its program cannot be text alone."""
     if options.check or any(n.op in ("get_attr", "call_module") for n in gm.graph.nodes):
         return None
-    h = hashlib.sha256(f"{_versions()} {options} {torch.get_default_dtype()}".encode())
+    h = hashlib.sha256(f"{versions()} {options} {torch.get_default_dtype()}".encode())
     for n in gm.graph.nodes:
         if n.op == "call_function" and not _is_known(n.target):
             return None

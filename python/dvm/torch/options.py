@@ -30,7 +30,8 @@ class Options:
     strict       round 16-bit floats after every operation, as eager does (DVM_STRICT=1)
     check        compare every kernel run with torch, op by op, and raise on a difference
                  (DVM_CHECK=1)
-    cache        keep programs on disk and take them from there, see cache.py (DVM_CACHE=1)
+    cache        keep programs on disk and take them from there, see cache.py; the same for what
+                 torch's AOTAutograd makes, see aot_cache.py (DVM_CACHE=1)
     debug_dir    folder for output_code.py and its companions (DVM_DEBUG_DIR; with
                  TORCH_COMPILE_DEBUG=1 torch's own debug folder is taken)
     """

@@ -170,7 +170,9 @@ def summary() -> Summary:
             result.given_up.append((where, reason))
         elif guard:
             result.recompiles.append((where, guard))
-        result.breaks += [(where, _line(r)) for r in m.restart_reasons or ()]
+        # Beside breaks, torch names the classes of exceptions with which it starts tracing again.
+        breaks = (r for r in m.restart_reasons or () if not r.startswith("<class "))
+        result.breaks += [(where, _line(r)) for r in breaks]
     return result
 
 
