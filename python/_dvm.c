@@ -259,6 +259,12 @@ static PyMethodDef module_methods[] = {
     {"attn_infer", pydvm_attn_infer, METH_VARARGS, "See dvm.attn."},
     {"attn_forward", pydvm_attn_forward, METH_VARARGS, "See dvm.attn."},
     {"attn_backward", pydvm_attn_backward, METH_VARARGS, "See dvm.attn."},
+    {"flex_check", (PyCFunction)(void (*)(void))pydvm_flex_check, METH_FASTCALL,
+     "See dvm.torch.flex."},
+    {"flex_forward", (PyCFunction)(void (*)(void))pydvm_flex_forward, METH_FASTCALL,
+     "See dvm.torch.flex."},
+    {"flex_backward", (PyCFunction)(void (*)(void))pydvm_flex_backward, METH_FASTCALL,
+     "See dvm.torch.flex."},
     {0},
 };
 

@@ -7,6 +7,7 @@
  *   py_tensor.c  arguments: arrays, tensors and numbers without copies
  *   py_threads.c threads of an OpenMP runtime
  *   py_attn.c    attention
+ *   py_flex.c    attention through compiled functions of scores
  *   py_profile.c ranges in the profiler of torch
  *
  * Ownership: a Kernel and a Graph hold their Context, a Value holds its Graph. Everything here runs with the
@@ -136,4 +137,9 @@ void pydvm_range_close(PyObject *range);
 PyObject *pydvm_attn_infer(PyObject *self, PyObject *args);
 PyObject *pydvm_attn_forward(PyObject *self, PyObject *args);
 PyObject *pydvm_attn_backward(PyObject *self, PyObject *args);
+
+/* ---- py_flex.c: module functions */
+PyObject *pydvm_flex_check(PyObject *self, PyObject *const *a, Py_ssize_t n);
+PyObject *pydvm_flex_forward(PyObject *self, PyObject *const *a, Py_ssize_t n);
+PyObject *pydvm_flex_backward(PyObject *self, PyObject *const *a, Py_ssize_t n);
 #endif

@@ -38,7 +38,8 @@ static dvm_status check_data(const dvm_arg *a, const char *what, int i) {
     return DVM_OK;
 }
 
-static dvm_status check_inputs(const struct dvm_kernel *k, int n_in, const dvm_arg *in, bool data) {
+dvm_status dvm_run_check_inputs(const struct dvm_kernel *k, int n_in, const dvm_arg *in,
+                                bool data) {
     if (n_in != k->g->n_in) DVM_FAIL(ARG, "the kernel takes %d inputs, got %d", k->g->n_in, n_in);
     if (n_in && !in) DVM_FAIL(ARG, "inputs are NULL");
     for (int i = 0; i < n_in; i++) {
@@ -57,7 +58,7 @@ static dvm_status check_inputs(const struct dvm_kernel *k, int n_in, const dvm_a
     return DVM_OK;
 }
 
-static dvm_status check_outputs(int n_out, const dvm_arg *out, const struct dvm_plan *p) {
+dvm_status dvm_run_check_outputs(int n_out, const dvm_arg *out, const struct dvm_plan *p) {
     for (int i = 0; i < n_out; i++) {
         struct dvm_shape have = {.rank = out[i].rank}, want = {.rank = p->out[i].rank};
         for (int j = 0; j < want.rank; j++) want.d[j] = p->out[i].d[j];
@@ -68,8 +69,8 @@ static dvm_status check_outputs(int n_out, const dvm_arg *out, const struct dvm_
 }
 
 /* Scalar arguments as the bits of their value type. */
-static void bind_params(const struct dvm_kernel *k, const struct dvm_plan *p, const dvm_arg *in,
-                        uint64_t *par) {
+void dvm_run_bind_params(const struct dvm_kernel *k, const struct dvm_plan *p, const dvm_arg *in,
+                         uint64_t *par) {
     for (uint32_t i = 0; i < p->nparam; i++) {
         const struct dvm_pparam *q = &p->param[i];
         par[i] = q->bits;
@@ -80,7 +81,7 @@ static void bind_params(const struct dvm_kernel *k, const struct dvm_plan *p, co
 static dvm_status check_and_run(struct dvm_kernel *k, int n_in, const dvm_arg *in, int n_out,
                                 const dvm_arg *out) {
     if (!k) DVM_FAIL(ARG, "kernel is NULL");
-    DVM_TRY(check_inputs(k, n_in, in, true));
+    DVM_TRY(dvm_run_check_inputs(k, n_in, in, true));
     if (n_out != k->g->n_out)
         DVM_FAIL(ARG, "the kernel gives %d outputs, got %d", k->g->n_out, n_out);
     if (!out) DVM_FAIL(ARG, "outputs are NULL");
@@ -90,7 +91,7 @@ static dvm_status check_and_run(struct dvm_kernel *k, int n_in, const dvm_arg *i
     }
     struct launch_record *r;
     DVM_TRY(dvm_kernel_record(k, n_in, in, out, &r));
-    dvm_status st = check_outputs(n_out, out, r->plan);
+    dvm_status st = dvm_run_check_outputs(n_out, out, r->plan);
     if (st == DVM_OK) st = dvm_run_record(k, r, in, out);
     dvm_record_unref(k, r);
     return st;
@@ -147,7 +148,7 @@ dvm_status dvm_run_record(struct dvm_kernel *k, struct launch_record *r, const d
     }
     for (size_t i = 0; i < ni; i++) ptr[i] = in[i].data;
     for (size_t i = 0; i < no; i++) ptr[ni + i] = out[i].data;
-    bind_params(k, p, in, par);
+    dvm_run_bind_params(k, p, in, par);
     uint32_t fault_node = 0;
     struct dvm_launch l = {.plan = p,
                            .in = ptr,
@@ -181,7 +182,7 @@ dvm_status dvm_run_record(struct dvm_kernel *k, struct launch_record *r, const d
 dvm_status dvm_kernel_infer(dvm_kernel *k, int n_in, const dvm_arg *in, int n_out, int *ranks,
                             int64_t *dims, dvm_dtype *dtypes) {
     if (!k) DVM_FAIL(ARG, "kernel is NULL");
-    DVM_TRY(check_inputs(k, n_in, in, false));
+    DVM_TRY(dvm_run_check_inputs(k, n_in, in, false));
     if (n_out != k->g->n_out)
         DVM_FAIL(ARG, "the kernel gives %d outputs, got %d", k->g->n_out, n_out);
     return dvm_kernel_shapes(k, n_in, in, ranks, dims, dtypes);

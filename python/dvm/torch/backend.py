@@ -27,6 +27,7 @@ from torch.fx import GraphModule, Node
 
 from . import cache, debug, decomp, stats
 from .codegen import HEADER, Program, generate
+from .flex import Call, allow_gradients
 from .kernel_text import AnyKernel
 from .options import OptionError, Options, parse_options
 from .reference_text import Reference
@@ -34,6 +35,8 @@ from .rows_attn import take_attention
 
 # Rows register themselves.
 from . import rows_index, rows_nn, rows_point, rows_reduce, rows_shape  # isort: skip  # noqa: F401
+
+allow_gradients()
 
 _serial = itertools.count()
 
@@ -233,6 +236,7 @@ def _record(
         kind,
         kernels=len(program.kernels),
         fused=program.fused,
+        attention=program.attention,
         fallbacks=program.fallbacks,
         rescued=rescued,
         dynamic=any(k.dynamic for k in program.kernels),
@@ -308,6 +312,9 @@ def _loaded(program: Program, name: str, namespace: dict, rescued: Counter) -> C
     for k in program.kernels:
         rescue = Rescue(k.name, Reference(k.reference), k.results, k.in_place, rescued)
         namespace[k.name].run.__self__.set_rescue(rescue)
+    for c in program.constants.values():
+        if isinstance(c, Call):
+            c.rescued = rescued
     return namespace["call"]
 
 

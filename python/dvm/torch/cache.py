@@ -47,6 +47,7 @@ class Restored(NamedTuple):
 
     fused: int
     left: Counter
+    attention: tuple[()] = ()  # graphs with operators of DVM are not kept
 
     def fallbacks(self) -> Counter:
         return self.left

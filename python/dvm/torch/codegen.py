@@ -16,8 +16,9 @@ from typing import Any, NamedTuple
 import torch
 from torch.fx import GraphModule, Node
 
+from . import flex
 from .call_text import Statement, body
-from .fx import ROWS, Emitter, is_getitem, is_left_to_torch
+from .fx import ROWS, Emitter, Unsupported, is_getitem, is_left_to_torch
 from .inplace import Direct, direct_stores
 from .kernel_text import AnyKernel, KernelWriter
 from .options import Options
@@ -84,6 +85,11 @@ class Program(NamedTuple):
     def fused(self) -> int:
         """ATen nodes inside kernels."""
         return sum(p.fused for p in self.parts)
+
+    @property
+    def attention(self) -> int:
+        """Calls of DVM's attention operators."""
+        return sum(len(p.attention) for p in self.parts)
 
     @property
     def fallbacks(self) -> Counter:
@@ -307,6 +313,10 @@ class _Writer:
             return f"{source}[{index}]"
         if str(node.target) in SUBGRAPH_OPS:
             return self._subgraph_call(node, uses)
+        if str(node.target) in flex.TARGETS:
+            text = self._flex_call(node, uses)
+            if text:
+                return text
         args = [self._argument(a, uses) for a in node.args]
         args += [f"{k}={self._argument(v, uses)}" for k, v in node.kwargs.items()]
         return f"{self._begin_call(node)}{', '.join(args)}{more})"
@@ -332,6 +342,19 @@ class _Writer:
         var = re.sub(r"\W", "_", path.removeprefix("torch.ops."))
         self.shared.ops[var] = path
         return var
+
+    def _flex_call(self, node: Node, uses: list[str]) -> str | None:
+        """A call of DVM's attention; None, and the reason kept, when torch runs its own."""
+        try:
+            call = flex.Call(node, self._attribute, self.options)
+        except Unsupported as why:
+            self.part.reasons[node] = str(why)
+            return None
+        self.part.reasons.pop(node, None)
+        self.part.attention.append(node)
+        name = self._constant(call, f"dvm_{node.target}")
+        args = ", ".join(self._argument(a, uses) for a in call.arguments)
+        return f"p.call({name}, {args})" if self.recorded else f"{name}({args})"
 
     def _subgraph_call(self, node: Node, uses: list[str]) -> str:
         """A higher-order op whose subgraphs are compiled like the graph itself, each once."""

@@ -55,6 +55,7 @@ class Partition(NamedTuple):
     written: dict[Node, Written]
     reasons: dict[Node, str]  # why TORCH nodes are not in a kernel
     steps: list[Step]
+    attention: list[Node]  # TORCH nodes that are operators of DVM
 
     @property
     def fused(self) -> int:
@@ -75,7 +76,8 @@ def partition(graph: Graph, emitter: Emitter, refused: dict[Node, str]) -> Parti
     kinds, written, reasons = _classify(graph, emitter, refused)
     levels = _levels(graph, kinds)
     _sink(graph, kinds, levels)
-    return Partition(kinds, written, reasons, list(_steps(graph, kinds, levels)))
+    own = [n for n, kind in kinds.items() if kind is Kind.TORCH and n not in reasons and is_own(n)]
+    return Partition(kinds, written, reasons, list(_steps(graph, kinds, levels)), own)
 
 
 def _classify(graph: Graph, emitter: Emitter, refused: dict[Node, str]) -> tuple:
@@ -108,8 +110,14 @@ def _classify(graph: Graph, emitter: Emitter, refused: dict[Node, str]) -> tuple
                     kinds[node] = Kind.PICK
                 else:
                     kinds[node] = Kind.TORCH
-                    reasons[node] = str(why)
+                    if not is_own(node):
+                        reasons[node] = str(why)
     return kinds, written, reasons
+
+
+def is_own(node: Node) -> bool:
+    """An operator of this library that torch calls: attention."""
+    return getattr(node.target, "namespace", "") == "dvm"
 
 
 def is_part(node: Node, kinds: dict[Node, Kind]) -> bool:

@@ -85,8 +85,6 @@ def index(e: Emitter, x: Val, indices: Sequence[Val | None]) -> Val:
     if n == 1:
         return take(e, x, indices[first], first)
     sizes = x.shape[first : first + n]
-    if not all(isinstance(s, int) for s in sizes):
-        raise Unsupported("several index tensors over sizes known at run time only")
     # One index into the axes as one, out of every range where one of its parts is.
     flat = inside = None
     for i, size in zip(indices[first : first + n], sizes, strict=True):

@@ -26,6 +26,7 @@ class GraphRecord:
     kind: str  # inference, forward, backward
     kernels: int = 0  # kernel objects; the engine may cut each into several launches
     fused: int = 0  # ATen nodes inside kernels
+    attention: int = 0  # calls of DVM's attention operators
     fallbacks: Counter = field(default_factory=Counter)  # (op, reason) -> count
     # (kernel, error) -> runs that torch did because the engine refused the arguments
     rescued: Counter = field(default_factory=Counter)
@@ -51,9 +52,14 @@ class GraphRecord:
     def __str__(self) -> str:
         left = sum(self.fallbacks.values())
         return (
-            f"{self.name}: {self.fused} ops in {self.kernels} kernels, {left} ops by torch,"
+            f"{self.name}: {self.fused} ops in {self.kernels} kernels,"
+            f"{_attention(self.attention)} {left} ops by torch,"
             f" {'dynamic' if self.dynamic else 'static'}, {self.dvm_seconds * 1e3:.2f} ms"
         )
+
+
+def _attention(calls: int) -> str:
+    return f" {calls} attention calls," if calls else ""
 
 
 @dataclass
@@ -85,6 +91,10 @@ class Summary:
         return sum(g.fused for g in self.graphs)
 
     @property
+    def attention(self) -> int:
+        return sum(g.attention for g in self.graphs)
+
+    @property
     def dvm_seconds(self) -> float:
         return sum(g.dvm_seconds for g in self.graphs)
 
@@ -105,7 +115,7 @@ class Summary:
     def __str__(self) -> str:
         lines = [
             f"dvm: {len(self.graphs)} graphs, {self.kernels} kernels, {self.fused} ops fused,"
-            f" {sum(self.fallbacks.values())} ops by torch",
+            f"{_attention(self.attention)} {sum(self.fallbacks.values())} ops by torch",
             f"dvm: trace {self.trace_seconds:.3f} s, aot {self.aot_seconds:.3f} s,"
             f" dvm {self.dvm_seconds:.4f} s",
             f"dvm: intermediate values: {sum(g.planned_bytes for g in self.graphs)} bytes planned,"

@@ -198,9 +198,16 @@ def is_recordable(graph: Graph) -> bool:
                 return False
         elif not all(s.node.expr.free_symbols <= known for s in _numbers(val)):
             return False
-        if any(isinstance(a, (dict, slice)) for a in (*n.args, *n.kwargs.values())):
+        if any(_has_no_form(a) for a in (*n.args, *n.kwargs.values())):
             return False
     return True
+
+
+def _has_no_form(a: Any) -> bool:
+    """A dict or slice with values of the graph: a recorded program cannot hold it."""
+    if isinstance(a, dict):
+        return any(isinstance(v, (Node, torch.SymInt, dict, slice)) for v in a.values())
+    return isinstance(a, slice)
 
 
 def _numbers(val: Any) -> Iterator[Any]:

@@ -12,10 +12,10 @@
 #include <string.h>
 
 #include "base/err.h"
-#include "ops/attn/attn_tile.h"
+#include "ops/attn/attn_flex.h"
 #include "vm/pool.h"
 
-enum { TO_KEYS = 1, TO_ROWS = 2, TO_PSE = 4 }; /* what a step adds to */
+enum { TO_KEYS = 1, TO_ROWS = 2, TO_PSE = 4, TO_CAPTURED = 8 }; /* what a step adds to */
 
 struct backward {
     const struct attn *a;
@@ -27,6 +27,7 @@ struct backward {
     int what;
     char *scratch;
     struct attn_units units;
+    double *captured; /* sums of the parts */
 };
 
 /* Rows of a block, packed. g is the gradient of the output. */
@@ -60,6 +61,21 @@ static bool load_keys(const struct attn_work *w, const struct attn_tile *t, int 
     return !(what & TO_ROWS) || dvm_attn_pack_values(w, w->kb, &s->k, t, s->d);
 }
 
+/* The power of a score is e^(score - max) / sum. */
+static void statistics(const struct attn *s, const struct attn_seq *q, int64_t b, int64_t n,
+                       int64_t i, float *max, float *sum) {
+    if (s->flex) { /* to base 2, the sum inside */
+        float lse;
+        memcpy(&lse, attn_at(&s->flex->lse, b, n, i), 4);
+        *max = lse == -INFINITY ? 0 : (float)(lse * log(2));
+        *sum = isnan(lse) ? NAN : 1;
+    } else {
+        *max = *dvm_attn_stat(s, &s->max, q, b, n, i);
+        *sum = *dvm_attn_stat(s, &s->sum, q, b, n, i);
+    }
+    if (isnan(*max)) *max = 0; /* the sum is NaN too; what the row does not see stays 0 */
+}
+
 /* Row r of s: weights, times dropout; of t: gradients of the scores. Zeros where it sees nothing. */
 static void row(struct attn_work *w, const struct backward *f, const struct attn_block *blk,
                 const struct attn_tile *t, int r, bool marks) {
@@ -70,9 +86,8 @@ static void row(struct attn_work *w, const struct backward *f, const struct attn
     int a, b, from = w->from[r], keys = w->to[r] - from;
     dvm_attn_row(w, blk, t, r, marks, &a, &b);
     if (keys) {
-        float max = *dvm_attn_stat(at, &at->max, q, blk->b, n, i);
-        float sum = *dvm_attn_stat(at, &at->sum, q, blk->b, n, i);
-        if (isnan(max)) max = 0; /* the sum is NaN too; what the row does not see stays 0 */
+        float max, sum;
+        statistics(at, q, blk->b, n, i, &max, &sum);
         w->k->weights(s + a, max, 1 / sum, b - a);
         if (at->dropout) {
             dvm_attn_drop_row(w, blk, t, r);
@@ -94,9 +109,12 @@ static void step(struct attn_work *w, const struct backward *f, const struct ope
                  const struct attn_tile *t, bool k_clean, float *dk, float *dv, float *dq) {
     int m = o->blk.m;
     bool marks = !k_clean || !o->q_clean || !o->g_clean;
-    dvm_attn_scores(w, m, w->a->d, o->qa, w->kt, w->s);
+    struct attn_flex *flex = w->a->flex;
+    dvm_attn_scores(w, m, w->a->d, o->qa, w->kt, flex ? w->flex.raw : w->s);
     dvm_attn_scores(w, m, w->a->d2, o->ga, w->vt, w->t);
+    if (flex) dvm_attn_flex_scores(w, &o->blk, t->j0);
     for (int r = 0; r < m; r++) row(w, f, &o->blk, t, r, marks);
+    if (flex && f->what & (TO_KEYS | TO_ROWS)) dvm_attn_flex_grad(w, &o->blk, t->j0);
     if (dq) dvm_attn_over_keys(w, m, w->t, w->kb, w->a->d, dq, k_clean);
     if (!dk) return;
     w->g->transpose((uint32_t *)w->st, ATTN_PITCH, (const uint32_t *)w->s, ATTN_PITCH, m, t->to);
@@ -212,7 +230,7 @@ static void tiles_alone(void *arg, int thread) {
 
 /* Steps of one block over the tiles that it sees; the gradients of the scores go where `what` says. */
 static void block(const struct backward *f, struct attn_work *w, struct operand *o, float *dq,
-                  void (*use)(const struct attn_work *w, const struct attn_block *blk,
+                  void (*use)(struct attn_work *w, const struct attn_block *blk,
                               const struct attn_tile *t, void *arg),
                   void *arg) {
     const struct attn *s = f->a;
@@ -252,8 +270,8 @@ struct pse_sum {
     int64_t n;
 };
 
-static void add_pse(const struct attn_work *w, const struct attn_block *blk,
-                    const struct attn_tile *t, void *arg) {
+static void add_pse(struct attn_work *w, const struct attn_block *blk, const struct attn_tile *t,
+                    void *arg) {
     const struct pse_sum *p = arg;
     const struct attn *s = w->a;
     float scale = s->pse_added ? 1 : s->scale;
@@ -292,6 +310,56 @@ static void pse_heads(void *arg, int thread) {
     }
 }
 
+/* ---- tensors that a function of scores reads */
+
+/* Parts of the key heads, whose sums are kept apart until all are there: the sizes decide how many, not the threads. */
+static int64_t captured_parts(const struct attn *s) {
+    enum { MOST = 16, BYTES = 1 << 28 };
+    int64_t all = s->flex->begin[s->flex->ncaptured], heads = s->nseq * s->nkv;
+    return DVM_MAX(1, DVM_MIN(DVM_MIN(heads, MOST), BYTES / 8 / DVM_MAX(all, 1)));
+}
+
+static void add_captured(struct attn_work *w, const struct attn_block *blk,
+                         const struct attn_tile *t, void *sum) {
+    dvm_attn_flex_add(w, blk, t->j0, sum);
+}
+
+/* Unit: a part; its heads in order, blocks and tiles in order. */
+static void captured_heads(void *arg, int thread) {
+    struct backward *f = arg;
+    const struct attn *s = f->a;
+    int64_t parts = captured_parts(s), heads = s->nseq * s->nkv, zero, part;
+    struct attn_work w;
+    struct operand o;
+    enter(f, thread, &w, &o);
+    while (dvm_attn_next(&f->units, &zero, &part)) {
+        double *sum = f->captured + part * s->flex->begin[s->flex->ncaptured];
+        for (int64_t i = part * heads / parts; i < (part + 1) * heads / parts; i++) {
+            int64_t b = i / s->nkv, h = i % s->nkv;
+            for (int64_t k = 0; k < dvm_attn_blocks(s, &f->seq[b]); k++) {
+                o.blk = dvm_attn_block(s, &f->seq[b], b, h, k);
+                block(f, &w, &o, NULL, add_captured, sum);
+            }
+        }
+    }
+}
+
+/* Sums of the parts, in order, to the tensors, whose elements are numbered as if they were dense. */
+static void store_captured(const struct backward *f) {
+    const struct attn_flex *x = f->a->flex;
+    int64_t parts = captured_parts(f->a), all = x->begin[x->ncaptured];
+    for (int c = 0; c < x->ncaptured; c++) {
+        const dvm_arg *a = &x->captured[c];
+        int64_t size = (int64_t)dvm_dtype_size((dvm_dtype)a->dtype), e = x->begin[c];
+        for (char *p = a->data; e < x->begin[c + 1]; e++, p += size) {
+            double sum = f->captured[e];
+            for (int64_t i = 1; i < parts; i++) sum += f->captured[i * all + e];
+            float one = (float)sum;
+            f->isa->g->store(p, size, size, (dvm_dtype)a->dtype, &one, 1, 1, 1, NULL);
+        }
+    }
+}
+
 /* ---- what comes before */
 
 /* Sums of dO O of one head of one sequence. Unit: a head. */
@@ -317,7 +385,13 @@ static void deltas(void *arg, int thread) {
                                     .t = s->o.t};
             f->isa->g->rows(x, ATTN_MAX_D, ATTN_MAX_D, 0, false, &g);
             f->isa->g->rows(y, ATTN_MAX_D, ATTN_MAX_D, 0, false, &o);
-            f->delta[q->slot + n * q->sq + i] = f->isa->k->dot(x, y, s->d2);
+            float *delta = &f->delta[q->slot + n * q->sq + i];
+            *delta = f->isa->k->dot(x, y, s->d2);
+            if (s->flex && s->flex->dlse.p) {
+                float dlse;
+                memcpy(&dlse, attn_at(&s->flex->dlse, b, n, i), 4);
+                *delta -= (float)(dlse / log(2));
+            }
         }
     }
 }
@@ -356,7 +430,7 @@ static void zero_rest(const struct backward *f) {
 
 /* ---- the run */
 
-enum pass { DELTAS, HEADS, TILES, BLOCKS, PSE };
+enum pass { DELTAS, HEADS, TILES, BLOCKS, PSE, CAPTURED };
 
 static int64_t units_of(const struct backward *f, enum pass p, int64_t b) {
     const struct attn *s = f->a;
@@ -366,6 +440,7 @@ static int64_t units_of(const struct backward *f, enum pass p, int64_t b) {
     case HEADS: return s->nkv;
     case TILES: return s->nkv * ((q->skv + ATTN_BN - 1) / ATTN_BN);
     case BLOCKS: return s->nkv * dvm_attn_blocks(s, q);
+    case CAPTURED: return b == 0 ? captured_parts(s) : 0;
     default: return b < s->call->pse->dims[0] ? s->nq : 0;
     }
 }
@@ -386,7 +461,8 @@ static void sizes(struct backward *f, enum pass p) {
     f->what = p == HEADS    ? TO_KEYS | TO_ROWS
               : p == TILES  ? TO_KEYS
               : p == BLOCKS ? TO_ROWS
-                            : TO_PSE;
+              : p == PSE    ? TO_PSE
+                            : TO_CAPTURED;
     f->room = dvm_attn_room(s, true);
     f->total = f->room.total;
     f->qa = dvm_attn_part(&f->total, attn_rows_size(s->d) * 4);
@@ -401,11 +477,9 @@ static void sizes(struct backward *f, enum pass p) {
 
 static dvm_status pass(struct backward *f, enum pass p, struct dvm_pool *pool,
                        const struct dvm_mem *mem, int64_t *first) {
-    static void (*const body[])(void *arg, int thread) = {[DELTAS] = deltas,
-                                                          [HEADS] = whole_heads,
-                                                          [TILES] = tiles_alone,
-                                                          [BLOCKS] = blocks_alone,
-                                                          [PSE] = pse_heads};
+    static void (*const body[])(void *arg, int thread) = {
+        [DELTAS] = deltas,       [HEADS] = whole_heads, [TILES] = tiles_alone,
+        [BLOCKS] = blocks_alone, [PSE] = pse_heads,     [CAPTURED] = captured_heads};
     int64_t units = count(f, p, first);
     int threads = (int)DVM_MIN(pool ? dvm_pool_size(pool) : 1, units);
     size_t got;
@@ -419,6 +493,18 @@ static dvm_status pass(struct backward *f, enum pass p, struct dvm_pool *pool,
     dvm_pool_run(pool, threads, body[p], f);
     dvm_pool_give(pool, mem, f->scratch, got);
     return DVM_OK;
+}
+
+static dvm_status captured_pass(struct backward *f, struct dvm_pool *pool,
+                                const struct dvm_mem *mem, int64_t *first) {
+    const struct attn_flex *x = f->a->flex;
+    size_t size = (size_t)(captured_parts(f->a) * x->begin[x->ncaptured]) * sizeof *f->captured;
+    f->captured = dvm_mem_new(mem, size);
+    if (!f->captured) return DVM_ERR_NOMEM;
+    dvm_status st = pass(f, CAPTURED, pool, mem, first);
+    if (st == DVM_OK) store_captured(f);
+    dvm_mem_free(mem, f->captured, size);
+    return st;
 }
 
 /* One pass needs two heads a thread to keep them busy. */
@@ -435,6 +521,7 @@ static dvm_status passes(struct backward *f, struct dvm_pool *pool, const struct
     if (f->a->dpse.p) DVM_TRY(pass(f, PSE, pool, mem, first));
     if (f->a->dpse.p && f->a->nseq == 0)
         dvm_attn_zero_rows(&f->a->dpse, f->a->nq, 0, 0, f->a->call->pse->dims[2], f->a->max_skv);
+    if (f->a->flex && f->a->flex->ncaptured) DVM_TRY(captured_pass(f, pool, mem, first));
     sink_gradient(f);
     zero_rest(f);
     return DVM_OK;

@@ -24,6 +24,8 @@
 
 enum { ATTN_BM = 96, ATTN_BN = 128, ATTN_MAX_D = 1024 };
 
+struct attn_flex;
+
 /* Strides in bytes; p NULL: absent. Axes that are broadcast have stride 0. */
 struct attn_mat {
     char *p;
@@ -56,12 +58,17 @@ struct attn {
     struct attn_mat dy, o, max, sum; /* backward: given; forward: o, max, sum are outputs */
     struct attn_mat dq, dk, dv, dpse, dsink;
     const dvm_attn *call;
+    struct attn_flex *
+        flex; /* functions of scores, or NULL; then call is NULL and all keys are in the interval */
 };
 
 /* Everything but the addresses of outputs. Fills *s; needs no memory. */
 dvm_status dvm_attn_check(const dvm_attn *c, bool backward, struct attn *s);
 dvm_status dvm_attn_bind_forward(struct attn *s, const dvm_arg *const out[3]);
 dvm_status dvm_attn_bind_backward(struct attn *s, const dvm_arg *const grad[5]);
+/* Whether two tensors may share a byte; whether one has elements but no address. */
+bool dvm_attn_overlap(const dvm_arg *a, const dvm_arg *b);
+bool dvm_attn_lacks_data(const dvm_arg *a);
 /* Sequence b alone; stat and drop are left to dvm_attn_seqs, which fills all nseq. */
 struct attn_seq dvm_attn_seq(const struct attn *s, int64_t b);
 void dvm_attn_seqs(const struct attn *s, struct attn_seq *seq);

@@ -534,7 +534,7 @@ static dvm_status check_backward(const dvm_attn *c, enum layout l, struct attn *
 
 /* ---- the whole */
 
-static bool lacks_data(const dvm_arg *a) {
+bool dvm_attn_lacks_data(const dvm_arg *a) {
     if (!a || a->data) return false;
     for (int i = 0; i < a->rank; i++)
         if (a->dims[i] == 0) return false;
@@ -612,7 +612,7 @@ static void extent(const dvm_arg *a, const char **from, const char **to) {
     *to += high;
 }
 
-static bool overlap(const dvm_arg *a, const dvm_arg *b) {
+bool dvm_attn_overlap(const dvm_arg *a, const dvm_arg *b) {
     const char *a0, *a1, *b0, *b1;
     if (!a || !b || !a->data || !b->data) return false;
     extent(a, &a0, &a1);
@@ -630,15 +630,15 @@ static dvm_status check_memory(const dvm_attn *c, bool backward, const dvm_arg *
                                  c->sink,  c->dy,  c->softmax_max, c->softmax_sum, c->attention_in};
     int nin = backward ? 10 : 6;
     for (int i = 0; i < nin; i++)
-        if (lacks_data(in[i])) DVM_FAIL(ARG, "%s has no data", arg_name[i]);
+        if (dvm_attn_lacks_data(in[i])) DVM_FAIL(ARG, "%s has no data", arg_name[i]);
     for (int o = 0; o < n; o++) {
-        if (lacks_data(out[o])) DVM_FAIL(ARG, "%s has no data", name[o]);
+        if (dvm_attn_lacks_data(out[o])) DVM_FAIL(ARG, "%s has no data", name[o]);
         for (int i = 0; i < nin; i++)
-            if (overlap(out[o], in[i]))
+            if (dvm_attn_overlap(out[o], in[i]))
                 DVM_FAIL(OVERLAP, "%s shares memory with %s", name[o], arg_name[i]);
         for (int i = 0; i < o; i++) {
             const dvm_arg *a = out[o], *b = out[i];
-            if (a && b && a->data && a->data == b->data && overlap(a, b))
+            if (a && b && a->data && a->data == b->data && dvm_attn_overlap(a, b))
                 DVM_FAIL(OVERLAP, "%s and %s are the same memory", name[i], name[o]);
         }
     }
@@ -716,12 +716,13 @@ static bool is_edge(const struct attn *s, int64_t b) {
 
 static void set_interval(const struct attn *s, int64_t b, struct attn_seq *q) {
     const dvm_attn *c = s->call;
-    int64_t off = q->skv - q->sq;
-    int64_t pre = DVM_MAX(-FAR, DVM_MIN(FAR, c->pre_tockens));
-    int64_t next = DVM_MAX(-FAR, DVM_MIN(FAR, c->next_tockens));
     q->lo = -FAR;
     q->hi = FAR;
     q->prefix = 0;
+    if (s->flex) return;
+    int64_t off = q->skv - q->sq;
+    int64_t pre = DVM_MAX(-FAR, DVM_MIN(FAR, c->pre_tockens));
+    int64_t next = DVM_MAX(-FAR, DVM_MIN(FAR, c->next_tockens));
     if (!c->atten_mask && (c->flags & DVM_ATTN_STRICT)) return;
     switch (s->mode) {
     case 0:

@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "base/err.h"
-#include "ops/attn/attn_tile.h"
+#include "ops/attn/attn_flex.h"
 #include "vm/pool.h"
 
 /* Blocks of a unit: packing a tile costs about a quarter of the products of one block with it. */
@@ -64,6 +64,10 @@ static void step(struct attn_work *w, struct state *st, const struct attn_tile *
     int m = st->blk.m, mr = w->g->mr, a[ATTN_BM], b[ATTN_BM];
     float now[ATTN_BM];
     dvm_attn_scores(w, m, w->a->d, st->q, w->kt, w->s);
+    if (w->a->flex) {
+        w->flex.raw = w->s;
+        dvm_attn_flex_scores(w, &st->blk, t->j0);
+    }
     for (int r = 0; r < m; r++) {
         float top = dvm_attn_row(w, &st->blk, t, r, !clean, &a[r], &b[r]);
         now[r] = top > st->m[r] ? top : st->m[r];
@@ -92,9 +96,26 @@ static void begin(struct attn_work *w, struct state *st) {
     }
 }
 
+/* Statistics of functions of scores are to base 2. */
+static void put_logarithm(const struct attn_work *w, const struct attn_block *blk, int r, float max,
+                          float sum) {
+    const struct attn_flex *f = w->a->flex;
+    int64_t n = blk->n0 + r / blk->rows, i = blk->i0 + r % blk->rows;
+    double ln2 = log(2);
+    bool seen = sum != FLT_MAX && sum != 0;
+    float lse = seen ? (float)((max + log(sum)) / ln2) : -INFINITY;
+    float top = seen ? (float)(max / ln2) : -INFINITY;
+    memcpy(attn_at(&f->lse, blk->b, n, i), &lse, 4);
+    memcpy(attn_at(&f->top, blk->b, n, i), &top, 4);
+}
+
 static void put(const struct attn_work *w, const struct attn_block *blk, int r, float max,
                 float sum) {
     const struct attn *s = w->a;
+    if (s->flex) {
+        put_logarithm(w, blk, r, max, sum);
+        return;
+    }
     const struct attn_seq *q = &w->seq[blk->b];
     int64_t n = blk->n0 + r / blk->rows, i = blk->i0 + r % blk->rows;
     char *pm = (char *)dvm_attn_stat(s, &s->max, q, blk->b, n, i);

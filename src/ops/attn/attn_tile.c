@@ -1,6 +1,6 @@
 /* Blocks, tiles and the steps on them. Every product goes through the matrix kernels, for the hull of the keys that the
  * rows of a register tile see. */
-#include "ops/attn/attn_tile.h"
+#include "ops/attn/attn_flex.h"
 
 #include <math.h>
 #include <stdatomic.h>
@@ -49,6 +49,7 @@ struct attn_room dvm_attn_room(const struct attn *s, bool backward) {
     r.off = dvm_attn_part(&r.total, (int64_t)ATTN_BM * ATTN_BN);
     r.bias = dvm_attn_part(&r.total, one);
     r.z = dvm_attn_part(&r.total, one);
+    if (s->flex) r.flex = dvm_attn_part(&r.total, (int64_t)dvm_attn_flex_room(s->flex, backward));
     if (!backward) return r;
     r.kb = dvm_attn_part(&r.total, d * one);
     r.vt = dvm_attn_part(&r.total, d2 * one);
@@ -78,6 +79,8 @@ void dvm_attn_enter(struct attn_work *w, const struct attn *s, const struct attn
     w->st = floats(p, r->st);
     w->tt = floats(p, r->tt);
     memset(w->bias, 0, (size_t)4 * ATTN_BN);
+    w->flex.flex = NULL;
+    if (s->flex) dvm_attn_flex_enter(&w->flex, s->flex, r->st != 0, p + r->flex);
 }
 
 /* ---- packing */
@@ -181,6 +184,7 @@ static bool all_masked(const struct attn_work *w, const struct attn_block *blk, 
 }
 
 bool dvm_attn_see(struct attn_work *w, const struct attn_block *blk, int64_t j0) {
+    if (w->a->flex) return dvm_attn_flex_see(w, blk, j0);
     const struct attn_seq *q = &w->seq[blk->b];
     bool any = false;
     for (int r = 0; r < blk->m; r++) {
@@ -307,6 +311,8 @@ static void mark(struct attn_work *w, const struct attn_block *blk, const struct
     int from = w->from[r], to = w->to[r];
     memset(off, 1, ATTN_BN);
     memset(off + from, 0, (size_t)(to - from));
+    if (w->a->flex)
+        for (int j = from; j < to; j++) off[j] = w->s[r * ATTN_PITCH + j] == -INFINITY;
     if (!w->a->mask.p || from == to) return;
     const uint8_t *p = mask_at(w, blk, r, t->j0);
     int64_t step = w->a->mask.cs;
@@ -315,13 +321,14 @@ static void mark(struct attn_work *w, const struct attn_block *blk, const struct
 
 float dvm_attn_row(struct attn_work *w, const struct attn_block *blk, const struct attn_tile *t,
                    int r, bool marks, int *a, int *b) {
+    if (w->a->flex) dvm_attn_flex_trim(w, r);
     int from = w->from[r], to = w->to[r];
     *a = from / LANES * LANES;
     *b = (int)attn_up(to, LANES);
     bool some = *a != from || *b != to || w->a->mask.p;
     if (some || marks) mark(w, blk, t, r);
     if (from == to) return -INFINITY;
-    float *s = w->s + r * ATTN_PITCH + *a, scale = w->a->scale;
+    float *s = w->s + r * ATTN_PITCH + *a, scale = w->a->flex ? 1 : w->a->scale;
     if (w->a->pse.p) load_bias(w, blk, t, r);
     if (w->a->pse_added) {
         w->k->scale(s, scale, *b - *a);

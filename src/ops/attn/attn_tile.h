@@ -29,7 +29,21 @@ struct attn_room {
         vb; /* packed tiles: K^T, V^T (columns are keys), K, V (columns are features) */
     size_t s, t, st, tt; /* scores, their gradients; both transposed */
     size_t off, bias, z; /* excluded places of a block; one row of pse; of dropout weights */
+    size_t flex;
     size_t total;
+};
+
+/* Scores that pass through functions: what a thread needs (attn_flex.h). */
+struct attn_flex;
+struct attn_flex_work {
+    struct attn_flex *flex; /* NULL: no functions */
+    float *raw;             /* products; the forward works in place */
+    char *add;              /* tiles of addends and their places */
+    struct dvm_opnd_arg *opnd;
+    void *scratch;
+    float scale;
+    int32_t b, h;
+    int32_t q[ATTN_BM], k[ATTN_BN];
 };
 
 /* One thread at work. */
@@ -42,6 +56,7 @@ struct attn_work {
     uint8_t *off;
     int from[ATTN_BM], to[ATTN_BM]; /* keys of each row of the block, in the tile */
     float scratch[ATTN_BM + DVM_ATTN_LANES];
+    struct attn_flex_work flex;
 };
 
 /* Adds a part of `size` bytes; returns where it starts. */
