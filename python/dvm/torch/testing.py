@@ -28,9 +28,11 @@ class Lowered:
             out, self._spec = pytree.tree_flatten(f(*leaves))
             return out
 
+        table = decomp.table()
+        del table[torch.ops.aten.detach.default]  # f may take gradients: they stop at a detach
         trace = make_fx(
             flat,
-            decomposition_table=decomp.table(),
+            decomposition_table=table,
             tracing_mode="symbolic" if dynamic else "fake",
             _allow_non_fake_inputs=True,
         )
