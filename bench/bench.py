@@ -46,15 +46,17 @@ def processor() -> str:
     return platform.processor()
 
 
-def run_c_program(name: str) -> dict[str, Any]:
+def run_c_program(name: str, *args: str) -> Any:
     exe = pathlib.Path(tempfile.gettempdir()) / f"dvm-{name}"
     cc = os.environ.get("CC", "cc")
     subprocess.run(
-        [cc, "-O2", "-std=c17", "-D_GNU_SOURCE", f"-I{ROOT / 'include'}", str(ROOT / "bench" / f"{name}.c"),
+        [cc, "-O2", "-std=c17", "-D_GNU_SOURCE", f"-I{ROOT / 'include'}", f"-I{ROOT / 'src'}", str(ROOT / "bench" / f"{name}.c"),
          str(BUILD / "libdvm.a"), "-o", str(exe), "-lm", "-lpthread", "-ldl"],
         check=True,
     )  # fmt: skip
-    return json.loads(subprocess.run([str(exe)], check=True, capture_output=True, text=True).stdout)
+    return json.loads(
+        subprocess.run([str(exe), *args], check=True, capture_output=True, text=True).stdout
+    )
 
 
 def promise_1_and_2() -> dict[str, Any]:
@@ -106,6 +108,63 @@ def compile_distribution() -> dict[str, float]:
         f"  {'plan and bytecode over the suite':48s} median {d[50]:8.2f} us   p90 {d[90]:8.2f} us   max {d[100]:.2f} us"
     )
     return {str(k): v for k, v in d.items()}
+
+
+def emission_program(functions: int) -> Any:
+    """64 operations on two arrays of 4096 numbers, so many of them transcendental functions."""
+
+    @dvm.kernel(ktype="split", dyn_shape=False)
+    def built(k: Any) -> None:
+        x, y = k.load([4096], "float32"), k.load([4096], "float32")
+        rows = (k.exp, k.tanh, k.sigmoid, k.erf, k.rsqrt)
+        v, done = x, 0
+        for i in range(64):
+            if done * 64 < functions * (i + 1):
+                v, done = rows[done % len(rows)](v), done + 1
+            else:
+                v = (v * y, v + x, v - y, k.relu(v))[i % 4]
+        k.store(v, "float32")
+
+    return built
+
+
+def emission() -> dict[str, Any]:
+    """Time from bytecode to machine code: all strips of the suite, and programs of 64 operations."""
+    kernels = {}
+    for case in cases():
+        for name in speed.NAMES.values():
+            m, n = peers.shapes(case, 1 << 20, 4)
+            kernels[f"{case.name}, {name}"] = peers.dvm_kernel(case, m, n, name)
+    programs = {f"64 operations, {n} of them functions": emission_program(n) for n in (0, 5, 20)}
+    with tempfile.TemporaryDirectory() as tmp:
+        paths = []
+        for i, k in enumerate([*kernels.values(), *programs.values()]):
+            paths.append(pathlib.Path(tmp) / f"{i}.dvm")
+            paths[-1].write_text(k.kobj.graph_text())
+        found = run_c_program("emit_bench", *map(str, paths))
+    if any(f["tier"] != "jit" for f in found):
+        print("  no machine code here: nothing to emit")
+        return {}
+    suite = [
+        (s["best"] / 1e3, name)
+        for name, f in zip(kernels, found, strict=False)
+        for s in f["strips"]
+    ]
+    suite.sort()
+    times = [t for t, _ in suite]
+    d = {q: float(np.percentile(times, q)) for q in (50, 90)}
+    print(
+        f"  {'machine code of a strip, over the suite':48s} median {d[50]:8.2f} us   p90 {d[90]:8.2f} us   max {times[-1]:.2f} us ({suite[-1][1]})   bar 20 us; {len(times)} strips"
+    )
+    out: dict[str, Any] = {"suite": {"median": d[50], "p90": d[90], "max": times[-1]}}
+    for name, f in zip(programs, found[len(kernels) :], strict=True):
+        best = sum(s["best"] for s in f["strips"]) / 1e3
+        median = sum(s["median"] for s in f["strips"]) / 1e3
+        print(
+            f"  {'machine code of ' + name:48s} best   {best:8.2f} us   median {median:5.2f} us   bar 20 us"
+        )
+        out[name] = {"best": best, "median": median, "strips": len(f["strips"])}
+    return out
 
 
 def promise_6() -> dict[str, Any]:
@@ -185,6 +244,7 @@ def main() -> int:
     if not args.suite_only:
         result["promise_1_2"] = promise_1_and_2()
         result["compile_us"] = compile_distribution()
+        result["emission_us"] = emission()
         result["promise_6"] = promise_6()
         result["promise_7"] = promise_7()
     result["speed"] = speed.main(args)

@@ -1,6 +1,6 @@
-/* The machine-code tier against the scalar reference, bit for bit (NaNs count as one value): random programs of up to
- * 200 operations over all dtypes, operand kinds, modes and odd sizes, on every level of this processor. Every operand
- * lies flush with a page that cannot be touched. Then what random programs do not show: threads, no growth, failing
+/* The machine-code tier and the tile VM against the scalar reference, bit for bit (NaNs count as one value): random
+ * programs of up to 200 operations over all dtypes, operand kinds, modes and odd sizes, on every level of this
+ * processor. Every operand lies flush with a page that cannot be touched. Then what random programs do not show: threads, no growth, failing
  * allocations, and that AVX2 code holds no AVX-512 instruction. */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -23,6 +23,7 @@
 #include "code/strip_text.h"
 #include "vm/cpu/jit/code_mem.h"
 #include "vm/cpu/jit/jit.h"
+#include "vm/dev.h"
 #include "vm/ref/ref.h"
 
 #include "skip.h"
@@ -30,7 +31,7 @@
 enum { MAX_OPND = 40, MAX_INS = 400, PAGE = 4096, REGION = 4 << 20 };
 
 static const struct dvm_mem mem = {dvm_mem_system, NULL};
-static struct dvm_dev ref;
+static struct dvm_dev ref, tiles; /* tiles: the best level of the tile VM */
 
 static _Thread_local uint64_t rng;
 static uint64_t next(void) {
@@ -356,6 +357,8 @@ static bool compare(const struct prog *p) {
     return true;
 }
 
+static int tiled; /* programs that the tile VM took */
+
 static enum dvm_jit_isa best(void) { return dvm_jit_isa_of(dvm_cpu_flags()); }
 /* The lowest level that can run here. */
 static enum dvm_jit_isa lowest(void) {
@@ -364,6 +367,21 @@ static enum dvm_jit_isa lowest(void) {
 static const char *isa_name(int isa) {
     static const char *const names[] = {"none", "avx2", "avx512", "neon"};
     return names[isa];
+}
+
+/* The tile VM may refuse a program (too long, too many operands alive). */
+static void check_tiles(struct prog *p, uint64_t seed) {
+    struct dvm_code *code = NULL;
+    dvm_status st = tiles.compile(&tiles, &mem, &p->s, &code);
+    if (st == DVM_ERR_UNSUPPORTED) return;
+    assert_int_equal(st, DVM_OK);
+    run(p, code, false);
+    if (!compare(p)) {
+        print_program(p, "tile VM", seed);
+        fail();
+    }
+    tiles.destroy(&tiles, &mem, code);
+    tiled++;
 }
 
 static void check_program(struct prog *p, uint64_t seed) {
@@ -377,6 +395,7 @@ static void check_program(struct prog *p, uint64_t seed) {
     ref.destroy(&ref, &mem, code);
     for (int o = 0; o < p->s.nopnd; o++)
         if (places[o].n) memcpy(places[o].want, places[o].win, places[o].n);
+    check_tiles(p, seed);
     for (int isa = lowest(); isa <= (int)best(); isa++) {
         if (dvm_jit_compile(&mem, &p->s, isa, &code) != DVM_OK) {
             print_program(p, dvm_error_text(), seed);
@@ -418,7 +437,10 @@ static void programs(uint64_t first, int count) {
 static void test_programs(void **state) {
     (void)state;
     const char *count = getenv("DVM_JIT_PROGRAMS"), *seed = getenv("DVM_JIT_SEED");
-    programs(seed ? strtoull(seed, NULL, 0) : 1, count ? atoi(count) : 1500);
+    int n = count ? atoi(count) : 1500;
+    programs(seed ? strtoull(seed, NULL, 0) : 1, n);
+    print_message("%d of %d runs in the tile VM too\n", tiled, 2 * n);
+    if (n > 100) assert_true(tiled > n); /* that is half of them */
 }
 
 /* ---- the rest */
@@ -614,7 +636,7 @@ int main(void) {
         print_message("1..0 # SKIP no machine code here\n");
         return 0;
     }
-    if (dvm_dev_ref(&ref) != DVM_OK) return 1;
+    if (dvm_dev_ref(&ref) != DVM_OK || dvm_dev_cpu(NULL, &tiles) != DVM_OK) return 1;
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_programs),     cmocka_unit_test(test_threads),
         cmocka_unit_test(test_no_growth),    cmocka_unit_test(test_failing_allocations),

@@ -176,9 +176,9 @@ static void load_const(struct dvm_je *e, const struct dvm_jval *x, int r) {
 }
 
 void dvm_j_load_pinned(struct dvm_je *e) {
-    for (uint32_t k = 0; k < e->b->nhoisted; k++) {
-        const struct dvm_jval *x = &e->val[e->b->hoisted[k]];
-        if (x->konst && x->pin >= 0) load_const(e, x, x->pin);
+    for (int k = 0; k < e->npinned; k++) {
+        const struct dvm_jval *x = &e->val[e->pinned[k]];
+        if (x->konst) load_const(e, x, x->pin);
     }
 }
 
@@ -516,10 +516,9 @@ void dvm_j_begin_list(struct dvm_je *e, int list) {
     e->list = list;
     memset(e->reg, -1, keys);
     memset(e->slot, 0, keys * sizeof *e->slot);
-    for (uint32_t k = 0; k < e->b->nhoisted; k++)
-        if (e->val[e->b->hoisted[k]].pin >= 0)
-            for (int u = 0; u < e->unroll; u++)
-                e->reg[dvm_j_key(e, e->b->hoisted[k], u)] = e->val[e->b->hoisted[k]].pin;
+    for (int k = 0; k < e->npinned; k++)
+        for (int u = 0; u < e->unroll; u++)
+            e->reg[dvm_j_key(e, e->pinned[k], u)] = e->val[e->pinned[k]].pin;
     for (int cls = J_V; cls <= J_K; cls++) e->free[cls] = all_regs(e, cls) & ~reserved(e, cls);
 }
 

@@ -25,10 +25,12 @@ struct dvm_je {
     uint32_t subs;       /* those of routines, the lowest, if there are any */
     int tail;            /* AVX2, NEON: register with the mask of the tail */
     uint32_t pins, accs; /* registers of hoisted values; of accumulators */
-    int unroll;          /* units emitted for each operation */
-    bool by_unit;        /* the other way round: all operations of a unit, then the next one */
-    int list;            /* being emitted */
-    bool masked;         /* in a tail */
+    dvm_vid pinned[32];  /* those values */
+    int npinned;
+    int unroll;   /* units emitted for each operation */
+    bool by_unit; /* the other way round: all operations of a unit, then the next one */
+    int list;     /* being emitted */
+    bool masked;  /* in a tail */
     bool stream;
     bool fetch;    /* what is loaded is asked for ahead of time */
     bool acc_regs; /* accumulators are in registers here */

@@ -132,6 +132,7 @@ static void place_hoisted(struct dvm_je *e, const struct dvm_jplan *p) {
             while (e->accs >> r & 1);
             x->pin = (int8_t)r;
             e->pins |= 1u << r;
+            e->pinned[e->npinned++] = b->hoisted[k];
         } else if (!x->konst) {
             x->home = dvm_j_frame(b, 64);
         }

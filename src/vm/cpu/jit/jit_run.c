@@ -413,8 +413,20 @@ static void in_bands(const struct dvm_jit_code *c, const args *a) {
         }
 }
 
+/* A few rows of contiguous columns, which come by the thousand: nothing to decide. */
+static bool is_small(const struct dvm_jit_code *c, const args *a) {
+    enum { ELEMENTS = 2048 };
+    return !c->may_stage && (uint64_t)a->m - 1 < ELEMENTS && (uint64_t)a->n - 1 < ELEMENTS &&
+           a->m * a->n <= ELEMENTS;
+}
+
 void dvm_jit_run_col(const struct dvm_code *code, const args *a) {
     const struct dvm_jit_code *c = code_of(code);
+    if (is_small(c, a)) {
+        if (c->fetch) set(a, J_F_FETCH, one_behind_the_other(c, a));
+        band(c, a, 0, false);
+        return;
+    }
     if (a->n <= 0) return;
     bool bands = c->band_cols && a->m > J_BAND_ROWS && a->n > 64; /* fill the first cache */
     if (c->fetch) set(a, J_F_FETCH, !bands && one_behind_the_other(c, a));
