@@ -12,9 +12,11 @@
 enum { EXIT_OK = 0, EXIT_CHECK = 1, EXIT_INPUT = 2 };
 
 struct options {
-    const char *file;
-    const char *command;
-    const char *sizes[32]; /* --shape arguments in order */
+    const char *file; /* the one that the command is at */
+    const char *files[64];
+    int nfiles;
+    const char *command, *what; /* what: of `dvm cache` */
+    const char *sizes[32];      /* --shape arguments in order */
     int nsizes;
     double fill;
     unsigned long long seed;
@@ -55,6 +57,9 @@ void session_close(struct session *s);
 bool complain(const char *fmt, ...);
 bool complain_dvm(const char *what);
 
+/* The bytes of a file, or of standard input for "-"; NULL with a message. */
+char *read_file(const char *name, size_t *n);
+
 /* values.c */
 void print_number(FILE *f, dvm_dtype t, double v);
 void print_values(FILE *f, const dvm_arg *a);
@@ -68,4 +73,7 @@ int cmd_dis(const struct options *o);
 int cmd_explain(const struct options *o);
 int cmd_bench(const struct options *o);
 int cmd_doctor(const struct options *o);
+int cmd_cache(const struct options *o);
+/* The folder that DVM_CACHE_DIR, XDG_CACHE_HOME or HOME name. */
+void cache_folder(char *buf, size_t cap);
 #endif

@@ -16,7 +16,7 @@ static const struct option {
     {"seed", "N", "of the random numbers, 1 when left out"},
     {"check", NULL, "compare with an independent evaluation in f64; exit code 1 when they differ"},
     {"print", NULL, "print the outputs"},
-    {"repeat", "N", "run N times, report the fastest"},
+    {"repeat", "N", "run N more times, report the fastest; 10 when left out"},
     {"no-time", NULL, "leave out what differs between two runs"},
     {"device", "NAME", "cpu, or ref: the scalar reference"},
     {"isa", "LEVEL", "highest instruction set used: base, avx2, avx512"},
@@ -121,10 +121,16 @@ bool read_options(const char *allowed, int argc, char **argv, struct options *o)
     for (int i = 0; i < argc; i++) {
         const char *arg = argv[i];
         if (arg[0] != '-' || !arg[1]) {
+            if (is_allowed(allowed, "WHAT") && !o->what) {
+                o->what = arg;
+                continue;
+            }
             if (!is_allowed(allowed, "FILE"))
-                return complain("%s takes no file, but \"%s\" was given", o->command, arg);
-            if (o->file) return complain("one file at a time: \"%s\" and \"%s\"", o->file, arg);
-            o->file = arg;
+                return complain("%s takes no %s, but \"%s\" was given", o->command,
+                                o->what ? "further word" : "file", arg);
+            if (o->nfiles == sizeof o->files / sizeof *o->files)
+                return complain("at most %d files", o->nfiles);
+            o->files[o->nfiles++] = arg;
             continue;
         }
         char name[40] = "";
@@ -145,7 +151,9 @@ bool read_options(const char *allowed, int argc, char **argv, struct options *o)
             return complain("--%s needs a value: --%s %s", name, name, options[k].takes);
         if (!set_option(o, name, value)) return false;
     }
-    if (is_allowed(allowed, "FILE") && !o->file)
+    if (is_allowed(allowed, "WHAT") && !o->what)
+        return complain("what? `dvm help %s` shows examples", o->command);
+    if (is_allowed(allowed, "FILE") && !o->nfiles)
         return complain("which file? `dvm help %s` shows examples", o->command);
     return true;
 }

@@ -108,17 +108,6 @@ static void no_machine_code(char *why, size_t cap) {
     dvm_ctx_destroy(&c);
 }
 
-static void cache_folder(char *buf, size_t cap) {
-    const char *own = getenv("DVM_CACHE_DIR"), *xdg = getenv("XDG_CACHE_HOME"),
-               *home = getenv("HOME");
-    if (own && *own)
-        snprintf(buf, cap, "%s", own);
-    else if (xdg && *xdg)
-        snprintf(buf, cap, "%s/dvm", xdg);
-    else
-        snprintf(buf, cap, "%s/.cache/dvm", home && *home ? home : ".");
-}
-
 /* The folder, or the nearest one above it that is there. */
 static bool can_write(const char *folder) {
     char path[1024];

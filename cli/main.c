@@ -22,11 +22,15 @@ static const struct command {
      "dvm dis softmax.dvm --shape m=1000,n=777 --native"},
     {"explain", cmd_explain, " FILE" RUN,
      "show the kernels chosen and why, bytes moved, compile time",
-     "dvm explain softmax.dvm --shape m=1000,n=777"},
+     "dvm explain softmax.dvm --shape m=1000,n=777\n"
+     "dvm explain rms_norm.dvm softmax.dvm"},
     {"bench", cmd_bench, " FILE" RUN, "time compiling and running beside a copy of as many bytes",
      "dvm bench softmax.dvm --shape m=4096,n=4096 --threads 1"},
     {"doctor", cmd_doctor, " json ", "show what this machine offers and test it",
      "dvm doctor\ndvm doctor --json"},
+    {"cache", cmd_cache, " WHAT ",
+     "ls, verify or clear what torch.compile keeps on disk (DVM_CACHE=1)",
+     "dvm cache ls\ndvm cache verify\ndvm cache clear"},
 };
 enum { NCOMMANDS = sizeof commands / sizeof *commands };
 
@@ -35,7 +39,7 @@ static const char *const option_order[] = {"shape",   "random", "fill",    "seed
                                            "threads", "native", "json"};
 
 static void usage(FILE *f) {
-    fputs("usage: dvm COMMAND [FILE] [OPTIONS]\n\n", f);
+    fputs("usage: dvm COMMAND [FILE...] [OPTIONS]\n\n", f);
     for (int i = 0; i < NCOMMANDS; i++)
         fprintf(f, "  %-9s %s\n", commands[i].name, commands[i].line);
     fputs("  help      help for a command: dvm help run\n"
@@ -61,7 +65,12 @@ static const struct command *find_command(const char *name) {
 
 static void command_help(const struct command *c) {
     bool file = strstr(c->options, " FILE ") != NULL || !strcmp(c->options, " FILE");
-    printf("usage: dvm %s%s [OPTIONS]\n\n%s\n", c->name, file ? " FILE" : "", c->line);
+    bool what = !strcmp(c->options, " WHAT ");
+    printf("usage: dvm %s%s\n\n%s\n", c->name,
+           file   ? " FILE... [OPTIONS]"
+           : what ? " ls|verify|clear"
+                  : " [OPTIONS]",
+           c->line);
     bool any = false;
     for (size_t i = 0; i < sizeof option_order / sizeof *option_order; i++) {
         char word[40];
@@ -113,7 +122,16 @@ static int dispatch(int argc, char **argv) {
     char allowed[200];
     snprintf(allowed, sizeof allowed, "%s ", c->options);
     if (!read_options(allowed, argc - 2, argv + 2, &o)) return EXIT_INPUT;
-    return c->run(&o);
+    if (!o.nfiles) return c->run(&o);
+    int worst = EXIT_OK;
+    for (int i = 0; i < o.nfiles; i++) {
+        if (o.nfiles > 1) printf("%s# %s\n", i ? "\n" : "", o.files[i]);
+        fflush(stdout); /* before what a command says on stderr */
+        o.file = o.files[i];
+        int code = c->run(&o);
+        worst = code > worst ? code : worst;
+    }
+    return worst;
 }
 
 int main(int argc, char **argv) {

@@ -30,7 +30,7 @@ static void *need(void *p) {
 
 /* ------------------------------------------------------------------ text and graph */
 
-static char *read_file(const char *name, size_t *n) {
+char *read_file(const char *name, size_t *n) {
     bool in = !strcmp(name, "-");
     FILE *f = in ? stdin : fopen(name, "rb");
     size_t cap = 1 << 16;

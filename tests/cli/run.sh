@@ -9,4 +9,14 @@ dvm run any.dvm --shape x=2x3x4 --fill 1 --print --no-time --check
 dvm run any.dvm --shape x=5 --fill 1 --print --no-time --check
 printf 'kernel split (t: f32[4, 2], i: i32[3]) {\n  %%a = gather %%t, %%i, axis=0, mode=slice\n  store %%a, strides=[1, 3]\n}\n' >g.dvm
 dvm run g.dvm --no-time --check | sed -n '/check/p'
-dvm run k.dvm --shape s=1 --fill 1 | sed -n 's/^  time .* us .*GB.s, compiled in .* us; .*/  a time/p'
+# what the first run costs, once, and what every further one does
+for n in '' '--repeat 3'; do
+    dvm run k.dvm --shape s=1 --fill 1 $n |
+        sed -n -e 's/^  first  [0-9.]* us, once for a shape: .*bytecode [0-9.]* us.*/  first/p' \
+            -e 's/^  again  [0-9.]* us, fastest of \([0-9]*\) ([0-9.]* GB.s; .*/  again, \1/p'
+done
+# several files, one behind the other; the worst exit code
+dvm run g.dvm any.dvm --shape x=3 --fill 1 --no-time 2>&1
+echo "exit $?"
+dvm run g.dvm nowhere.dvm g.dvm --no-time 2>&1 | grep -c '^kernel'
+dvm explain g.dvm g.dvm | grep '^#'

@@ -9,6 +9,9 @@ try rnu k.dvm
 try frobnicate
 try run
 try run k.dvm k.dvm
+try cache
+try cache ls k.dvm
+try cache lst
 try run k.dvm --chek
 try run k.dvm --fill
 try run k.dvm --fill=much
