@@ -28,7 +28,7 @@ class Lowered:
             out, self._spec = pytree.tree_flatten(f(*leaves))
             return out
 
-        table = decomp.table()
+        table = dict(decomp.table())
         del table[torch.ops.aten.detach.default]  # f may take gradients: they stop at a detach
         trace = make_fx(
             flat,
