@@ -153,8 +153,9 @@ DVM_API dvm_status dvm_graph_reshape(dvm_graph *g, dvm_val x, int rank, const dv
                                      dvm_val *out);
 DVM_API dvm_status dvm_graph_permute(dvm_graph *g, dvm_val x, int rank, const int *perm,
                                      dvm_val *out);
-/* start may be negative (from the end); size -1: up to the end; both are clamped; step NULL: 1; a
- * negative step walks down from start. */
+/* As numpy slices: start may be negative (from the end); size -1: up to the end; what reaches beyond an
+ * axis is cut off, so a result may be shorter than size, or empty. step NULL: 1; a negative step walks
+ * down from start. */
 DVM_API dvm_status dvm_graph_slice(dvm_graph *g, dvm_val x, int rank, const dvm_dim *start,
                                    const dvm_dim *size, const int64_t *step, dvm_val *out);
 /* n = 0: all axes. t: result dtype for SUM and PROD (accumulated in f32 or i64 and rounded once). */

@@ -325,7 +325,7 @@ dvm_status dvm_graph_load(struct dvm_graph *g, dvm_dtype t, int rank, const dvm_
     G_CHECK(g);
     OUT_CHECK(out);
     dvm_ref r;
-    DVM_TRY(dvm_graph_at_user(g, load(g, t, rank, dims, strides, &r)));
+    AT_TRY(load(g, t, rank, dims, strides, &r));
     *out = val_of(g, r);
     return DVM_OK;
 }
@@ -334,10 +334,10 @@ dvm_status dvm_graph_scalar(struct dvm_graph *g, dvm_dtype t, dvm_val *out) {
     G_CHECK(g);
     OUT_CHECK(out);
     dvm_ref r;
-    DVM_TRY(check_dtype(t));
-    DVM_TRY(new_input(g));
+    AT_TRY(check_dtype(t));
+    AT_TRY(new_input(g));
     struct dvm_node nd = {.op = DVM_OP_SCALAR, .dtype = (uint8_t)t, .nattr = 1};
-    DVM_TRY(dvm_graph_at_user(g, add(g, nd, &(int64_t){g->n_in}, &r)));
+    AT_TRY(add(g, nd, &(int64_t){g->n_in}, &r));
     g->input.p[g->input.n++] = r;
     g->n_in++;
     *out = val_of(g, r);
@@ -362,8 +362,10 @@ dvm_status dvm_graph_const(struct dvm_graph *g, dvm_dtype t, dvm_number v, dvm_v
     G_CHECK(g);
     OUT_CHECK(out);
     dvm_ref r;
-    DVM_TRY(check_dtype(t));
-    DVM_TRY(dvm_graph_at_user(g, add_const(g, t, v, &r)));
+    AT_TRY(check_dtype(t));
+    if (!dvm_number_fits(t, v))
+        AT_FAIL(ARG, "the constant %lld does not fit %s", (long long)v.i, dvm_dtype_name(t));
+    AT_TRY(add_const(g, t, v, &r));
     *out = val_of(g, r);
     return DVM_OK;
 }
@@ -375,16 +377,16 @@ dvm_status dvm_graph_iota(struct dvm_graph *g, dvm_dtype t, int rank, const dvm_
     dvm_ref r;
     int64_t at[1 + DVM_MAX_RANK];
     if (!dvm_is_int(t))
-        DVM_FAIL(DTYPE, "iota gives i32 or i64, not %s; cast the result", dvm_dtype_name(t));
-    DVM_TRY(check_rank(rank));
-    if (rank && !dims) DVM_FAIL(ARG, "dims is NULL");
-    DVM_TRY(check_dims(g, (uint32_t)rank, dims, 0, "size"));
+        AT_FAIL(DTYPE, "iota gives i32 or i64, not %s; cast the result", dvm_dtype_name(t));
+    AT_TRY(check_rank(rank));
+    if (rank && !dims) AT_FAIL(ARG, "dims is NULL");
+    AT_TRY(check_dims(g, (uint32_t)rank, dims, 0, "size"));
     if (axis < -rank || axis >= rank)
-        DVM_FAIL(SHAPE, "iota axis %d is out of range for rank %d", axis, rank);
+        AT_FAIL(SHAPE, "iota axis %d is out of range for rank %d", axis, rank);
     at[0] = axis < 0 ? axis + rank : axis;
     for (int i = 0; i < rank; i++) at[1 + i] = dims[i];
     struct dvm_node nd = {.op = DVM_OP_IOTA, .dtype = (uint8_t)t, .nattr = (uint32_t)(1 + rank)};
-    DVM_TRY(dvm_graph_at_user(g, add(g, nd, at, &r)));
+    AT_TRY(add(g, nd, at, &r));
     *out = val_of(g, r);
     return DVM_OK;
 }
@@ -428,6 +430,12 @@ static dvm_status unify(struct dvm_graph *g, int op, int n, dvm_ref *r) {
         if (!dvm_is_leaf_scalar(x->op))
             DVM_FAIL(DTYPE, "%s needs operands of one dtype, got %s and %s; cast one of them",
                      dvm_op_table[op].text, dvm_dtype_name(t), dvm_dtype_name((dvm_dtype)x->dtype));
+        const dvm_number v = {.i = x->op == DVM_OP_CONST ? g->attr.p[x->attr] : 0};
+        if (!dvm_is_float(x->dtype) && !dvm_number_fits(t, v))
+            DVM_FAIL(
+                ARG,
+                "in %s: operand %d, the constant %lld, does not fit %s, the dtype of operand %d",
+                dvm_op_table[op].text, i, (long long)v.i, dvm_dtype_name(t), lead);
         DVM_TRY(cast_ref(g, r[i], t, &r[i]));
     }
     if (op == DVM_OP_SELECT) DVM_TRY(cast_ref(g, r[0], DVM_BOOL, &r[0]));
@@ -456,13 +464,13 @@ dvm_status dvm_graph_op(struct dvm_graph *g, dvm_op op, int n, const dvm_val *in
     G_CHECK(g);
     OUT_CHECK(out);
     if ((unsigned)op >= DVM_NOP || dvm_op_table[op].cls != DVM_CLS_EW || op == DVM_OP_CAST)
-        DVM_FAIL(ARG, "operation %d is not elementwise; use its own function", (int)op);
+        AT_FAIL(ARG, "operation %d is not elementwise; use its own function", (int)op);
     if (n != dvm_op_table[op].arity || !in)
-        DVM_FAIL(ARG, "%s takes %d operands, got %d", dvm_op_table[op].text, dvm_op_table[op].arity,
-                 n);
+        AT_FAIL(ARG, "%s takes %d operands, got %d", dvm_op_table[op].text, dvm_op_table[op].arity,
+                n);
     dvm_ref r[3] = {0}, res;
     struct dvm_mark mark = dvm_graph_mark(g);
-    for (int i = 0; i < n; i++) DVM_TRY(dvm_graph_at_user(g, get(g, in[i], &r[i])));
+    for (int i = 0; i < n; i++) AT_TRY(get(g, in[i], &r[i]));
     dvm_status st = ew(g, op, n, r, &res);
     if (st != DVM_OK) {
         dvm_graph_rewind(g, mark);
@@ -476,9 +484,9 @@ dvm_status dvm_graph_cast(struct dvm_graph *g, dvm_val x, dvm_dtype t, dvm_val *
     G_CHECK(g);
     OUT_CHECK(out);
     dvm_ref r, res;
-    DVM_TRY(check_dtype(t));
-    DVM_TRY(dvm_graph_at_user(g, get(g, x, &r)));
-    DVM_TRY(dvm_graph_at_user(g, cast_ref(g, r, t, &res)));
+    AT_TRY(check_dtype(t));
+    AT_TRY(get(g, x, &r));
+    AT_TRY(cast_ref(g, r, t, &res));
     *out = val_of(g, res);
     return DVM_OK;
 }
@@ -500,9 +508,9 @@ static dvm_status dims_view(struct dvm_graph *g, int op, dvm_val x, int rank, co
                             dvm_val *out) {
     G_CHECK(g);
     OUT_CHECK(out);
-    DVM_TRY(check_rank(rank));
-    if (rank && !dims) DVM_FAIL(ARG, "dims is NULL");
-    DVM_TRY(dvm_graph_at_user(g, check_dims(g, (uint32_t)rank, dims, -1, "size")));
+    AT_TRY(check_rank(rank));
+    if (rank && !dims) AT_FAIL(ARG, "dims is NULL");
+    AT_TRY(check_dims(g, (uint32_t)rank, dims, -1, "size"));
     return dvm_graph_at_user(g, view(g, op, x, (uint32_t)rank, dims, out));
 }
 
@@ -521,9 +529,10 @@ dvm_status dvm_graph_permute(struct dvm_graph *g, dvm_val x, int rank, const int
     G_CHECK(g);
     OUT_CHECK(out);
     int64_t at[DVM_MAX_RANK];
-    DVM_TRY(check_rank(rank));
-    if (rank && !perm) DVM_FAIL(ARG, "perm is NULL");
-    for (int i = 0; i < rank; i++) at[i] = perm[i] < 0 ? perm[i] + rank : perm[i];
+    AT_TRY(check_rank(rank));
+    if (rank && !perm) AT_FAIL(ARG, "perm is NULL");
+    for (int i = 0; i < rank; i++)
+        at[i] = perm[i] < 0 && perm[i] >= -rank ? perm[i] + rank : perm[i];
     return dvm_graph_at_user(g, view(g, DVM_OP_PERMUTE, x, (uint32_t)rank, at, out));
 }
 
@@ -532,16 +541,16 @@ dvm_status dvm_graph_slice(struct dvm_graph *g, dvm_val x, int rank, const dvm_d
     G_CHECK(g);
     OUT_CHECK(out);
     int64_t at[3 * DVM_MAX_RANK];
-    DVM_TRY(check_rank(rank));
-    if (rank && (!start || !size)) DVM_FAIL(ARG, "start or size is NULL");
-    DVM_TRY(dvm_graph_at_user(g, check_dims(g, (uint32_t)rank, start, INT64_MIN / 4, "start")));
-    DVM_TRY(dvm_graph_at_user(g, check_dims(g, (uint32_t)rank, size, -1, "size")));
+    AT_TRY(check_rank(rank));
+    if (rank && (!start || !size)) AT_FAIL(ARG, "start or size is NULL");
+    AT_TRY(check_dims(g, (uint32_t)rank, start, INT64_MIN / 4, "start"));
+    AT_TRY(check_dims(g, (uint32_t)rank, size, -1, "size"));
     for (int i = 0; i < rank; i++) {
         at[i] = start[i];
         at[rank + i] = size[i];
         at[2 * rank + i] = step ? step[i] : 1;
         if (at[2 * rank + i] == 0 || at[2 * rank + i] < -INT64_MAX / 4)
-            DVM_FAIL(SHAPE, "slice step %lld", (long long)at[2 * rank + i]);
+            AT_FAIL(SHAPE, "slice step %lld", (long long)at[2 * rank + i]);
     }
     return dvm_graph_at_user(g, view(g, DVM_OP_SLICE, x, (uint32_t)(3 * rank), at, out));
 }
@@ -581,11 +590,11 @@ dvm_status dvm_graph_reduce(struct dvm_graph *g, dvm_op op, dvm_val x, int n, co
     G_CHECK(g);
     OUT_CHECK(out);
     if ((unsigned)op >= DVM_NOP || dvm_op_table[op].cls != DVM_CLS_RED)
-        DVM_FAIL(ARG, "operation %d is no reduction", (int)op);
-    if (n < 0 || (n && !axes)) DVM_FAIL(ARG, "axes is NULL or their number negative");
+        AT_FAIL(ARG, "operation %d is no reduction", (int)op);
+    if (n < 0 || (n && !axes)) AT_FAIL(ARG, "axes is NULL or their number negative");
     dvm_ref r, res;
     struct dvm_mark mark = dvm_graph_mark(g);
-    DVM_TRY(dvm_graph_at_user(g, get(g, x, &r)));
+    AT_TRY(get(g, x, &r));
     dvm_status st = reduce(g, op, r, n, axes, keepdims, t, &res);
     if (st != DVM_OK) {
         dvm_graph_rewind(g, mark);
@@ -599,11 +608,11 @@ dvm_status dvm_graph_cumsum(struct dvm_graph *g, dvm_val x, dvm_val *out) {
     G_CHECK(g);
     OUT_CHECK(out);
     dvm_ref r, res;
-    DVM_TRY(dvm_graph_at_user(g, get(g, x, &r)));
-    DVM_TRY(dvm_graph_at_user(g, check_type(g, DVM_OP_CUMSUM, r)));
-    if (g->node.p[r].rank == 0) DVM_FAIL(SHAPE, "cumsum of a tensor of rank 0");
+    AT_TRY(get(g, x, &r));
+    AT_TRY(check_type(g, DVM_OP_CUMSUM, r));
+    if (g->node.p[r].rank == 0) AT_FAIL(SHAPE, "cumsum of a tensor of rank 0");
     struct dvm_node nd = {.op = DVM_OP_CUMSUM, .dtype = g->node.p[r].dtype, .nin = 1, .in = {r}};
-    DVM_TRY(dvm_graph_at_user(g, add(g, nd, NULL, &res)));
+    AT_TRY(add(g, nd, NULL, &res));
     *out = val_of(g, res);
     return DVM_OK;
 }
@@ -613,19 +622,19 @@ dvm_status dvm_graph_gather(struct dvm_graph *g, dvm_val x, dvm_val index, int a
     G_CHECK(g);
     OUT_CHECK(out);
     dvm_ref r, i, res;
-    DVM_TRY(dvm_graph_at_user(g, get(g, x, &r)));
-    DVM_TRY(dvm_graph_at_user(g, get(g, index, &i)));
+    AT_TRY(get(g, x, &r));
+    AT_TRY(get(g, index, &i));
     if (!dvm_is_int(g->node.p[i].dtype))
-        DVM_FAIL(DTYPE, "gather index must be i32 or i64, not %s",
-                 dvm_dtype_name((dvm_dtype)g->node.p[i].dtype));
+        AT_FAIL(DTYPE, "gather index must be i32 or i64, not %s",
+                dvm_dtype_name((dvm_dtype)g->node.p[i].dtype));
     if (g->node.p[r].dtype == DVM_F64)
-        DVM_FAIL(DTYPE, "gather does not take f64, which can only be loaded, stored and cast; cast "
-                        "to f32 first");
+        AT_FAIL(DTYPE, "gather does not take f64, which can only be loaded, stored and cast; cast "
+                       "to f32 first");
     if (mode != 0 && mode != 1)
-        DVM_FAIL(ARG, "gather mode %d is neither 0 (elements) nor 1 (slices)", mode);
+        AT_FAIL(ARG, "gather mode %d is neither 0 (elements) nor 1 (slices)", mode);
     struct dvm_node nd = {
         .op = DVM_OP_GATHER, .dtype = g->node.p[r].dtype, .nin = 2, .in = {r, i}, .nattr = 2};
-    DVM_TRY(dvm_graph_at_user(g, add(g, nd, (int64_t[]){axis, mode}, &res)));
+    AT_TRY(add(g, nd, (int64_t[]){axis, mode}, &res));
     *out = val_of(g, res);
     return DVM_OK;
 }
@@ -647,7 +656,8 @@ static dvm_status concat(struct dvm_graph *g, int n, const dvm_val *in, int axis
     struct dvm_node nd = {
         .op = DVM_OP_CONCAT, .dtype = g->node.p[at[1]].dtype, .nattr = (uint32_t)(1 + n)};
     struct dvm_shape s;
-    DVM_TRY(dvm_shape_rule(&nd, at, n, ps, &s));
+    dvm_status st = dvm_shape_rule(&nd, at, n, ps, &s);
+    if (st != DVM_OK) return dvm_err_context(st, "in concat: ");
     return append(g, nd, at, &s, out);
 }
 
@@ -655,7 +665,7 @@ dvm_status dvm_graph_concat(struct dvm_graph *g, int n, const dvm_val *in, int a
     G_CHECK(g);
     OUT_CHECK(out);
     if (n < 1 || n > DVM_MAX_ARGS || !in)
-        DVM_FAIL(ARG, "concat takes 1 to %d operands, got %d", DVM_MAX_ARGS, n);
+        AT_FAIL(ARG, "concat takes 1 to %d operands, got %d", DVM_MAX_ARGS, n);
     struct dvm_arena tmp;
     dvm_arena_init(&tmp, &g->mem);
     int64_t *at = dvm_arena_new(&tmp, sizeof *at * (size_t)(n + 1));
@@ -664,7 +674,7 @@ dvm_status dvm_graph_concat(struct dvm_graph *g, int n, const dvm_val *in, int a
     dvm_ref r = 0;
     dvm_status st = at && sh && ps ? concat(g, n, in, axis, at, sh, ps, &r) : DVM_ERR_NOMEM;
     dvm_arena_drop(&tmp);
-    DVM_TRY(dvm_graph_at_user(g, st));
+    AT_TRY(st);
     *out = val_of(g, r);
     return DVM_OK;
 }
@@ -693,7 +703,7 @@ dvm_status dvm_graph_product(struct dvm_graph *g, int op, int n, const dvm_val *
                              const int64_t *at, dvm_dtype t, dvm_val *out) {
     G_CHECK(g);
     dvm_ref res;
-    DVM_TRY(dvm_graph_at_user(g, product(g, op, n, in, at, t, &res)));
+    AT_TRY(product(g, op, n, in, at, t, &res));
     *out = val_of(g, res);
     return DVM_OK;
 }
@@ -703,12 +713,12 @@ dvm_status dvm_graph_size(struct dvm_graph *g, dvm_val x, int n, const int *axes
     OUT_CHECK(out);
     dvm_ref r, res;
     int64_t at[DVM_MAX_RANK];
-    if (n < 0 || n > DVM_MAX_RANK || (n && !axes)) DVM_FAIL(ARG, "%d axes", n);
-    DVM_TRY(dvm_graph_at_user(g, get(g, x, &r)));
+    if (n < 0 || n > DVM_MAX_RANK || (n && !axes)) AT_FAIL(ARG, "%d axes", n);
+    AT_TRY(get(g, x, &r));
     for (int i = 0; i < n; i++) at[i] = axes[i];
     struct dvm_node nd = {
         .op = DVM_OP_SIZE, .dtype = DVM_I64, .nin = 1, .in = {r}, .nattr = (uint32_t)n};
-    DVM_TRY(dvm_graph_at_user(g, add(g, nd, at, &res)));
+    AT_TRY(add(g, nd, at, &res));
     *out = val_of(g, res);
     return DVM_OK;
 }
@@ -717,14 +727,12 @@ dvm_status dvm_graph_store(struct dvm_graph *g, dvm_val x, const dvm_dim *stride
     G_CHECK(g);
     dvm_ref r, res;
     int64_t at[1 + DVM_MAX_RANK];
-    DVM_TRY(dvm_graph_at_user(g, get(g, x, &r)));
+    AT_TRY(get(g, x, &r));
     int rank = g->node.p[r].rank;
-    if (g->n_out >= DVM_MAX_ARGS) DVM_FAIL(LIMIT, "more than %d outputs", DVM_MAX_ARGS);
-    if (strides && rank < 0) DVM_FAIL(SHAPE, "a strided store needs a value of known rank");
-    if (strides)
-        DVM_TRY(
-            dvm_graph_at_user(g, check_dims(g, (uint32_t)rank, strides, INT64_MIN / 4, "stride")));
-    DVM_TRY(DVM_VEC_RESERVE(&g->mem, g->output, 1));
+    if (g->n_out >= DVM_MAX_ARGS) AT_FAIL(LIMIT, "more than %d outputs", DVM_MAX_ARGS);
+    if (strides && rank < 0) AT_FAIL(SHAPE, "a strided store needs a value of known rank");
+    if (strides) AT_TRY(check_dims(g, (uint32_t)rank, strides, INT64_MIN / 4, "stride"));
+    AT_TRY(DVM_VEC_RESERVE(&g->mem, g->output, 1));
     at[0] = g->n_out;
     for (int i = 0; strides && i < rank; i++) at[1 + i] = strides[i];
     struct dvm_node nd = {.op = DVM_OP_STORE,
@@ -732,7 +740,7 @@ dvm_status dvm_graph_store(struct dvm_graph *g, dvm_val x, const dvm_dim *stride
                           .nin = 1,
                           .in = {r},
                           .nattr = (uint32_t)(1 + (strides ? rank : 0))};
-    DVM_TRY(dvm_graph_at_user(g, add(g, nd, at, &res)));
+    AT_TRY(add(g, nd, at, &res));
     g->output.p[g->output.n++] = res;
     g->n_out++;
     if (out) *out = val_of(g, res);
@@ -743,12 +751,12 @@ dvm_status dvm_graph_section(struct dvm_graph *g, dvm_kind kind, uint32_t flags)
     G_CHECK(g);
     bool spec = g->kind == DVM_VECTOR && (g->flags & DVM_SPEC);
     if (g->kind != DVM_PARALLEL && g->kind != DVM_SEQ && !spec)
-        DVM_FAIL(STATE, "sections belong to parallel, seq and vector:spec graphs");
+        AT_FAIL(STATE, "sections belong to parallel, seq and vector:spec graphs");
     if (kind != DVM_VECTOR && kind != DVM_CUBE && kind != DVM_MIX &&
         !(g->kind == DVM_SEQ && kind == DVM_PARALLEL))
-        DVM_FAIL(KIND, "a section cannot be of kind %d", (int)kind);
-    if (g->section.n >= UINT16_MAX) DVM_FAIL(LIMIT, "too many sections");
-    DVM_TRY(DVM_VEC_RESERVE(&g->mem, g->section, 2));
+        AT_FAIL(KIND, "a section cannot be of kind %d", (int)kind);
+    if (g->section.n >= UINT16_MAX) AT_FAIL(LIMIT, "too many sections");
+    AT_TRY(DVM_VEC_RESERVE(&g->mem, g->section, 2));
     /* Nodes before the first call of a speculative graph are its first section. */
     if (g->section.n == 0 && g->node.n > 1)
         g->section.p[g->section.n++] = (struct dvm_section){(uint8_t)kind, flags};
@@ -779,10 +787,10 @@ dvm_status dvm_dim_scalar(struct dvm_graph *g, dvm_val scalar, dvm_dim *out) {
     G_CHECK(g);
     OUT_CHECK(out);
     dvm_ref r;
-    DVM_TRY(dvm_graph_at_user(g, get(g, scalar, &r)));
+    AT_TRY(get(g, scalar, &r));
     const struct dvm_node *n = &g->node.p[r];
     if (n->op != DVM_OP_SCALAR || !dvm_is_int(n->dtype))
-        DVM_FAIL(VALUE, "a dimension must be an i32 or i64 scalar argument");
+        AT_FAIL(VALUE, "a dimension must be an i32 or i64 scalar argument");
     return add_expr(g, (struct dvm_dim_expr){DVM_DIMX_SCALAR, r, 0, 1}, out);
 }
 
@@ -790,10 +798,10 @@ dvm_status dvm_dim_of(struct dvm_graph *g, dvm_val x, int axis, dvm_dim *out) {
     G_CHECK(g);
     OUT_CHECK(out);
     dvm_ref r;
-    DVM_TRY(dvm_graph_at_user(g, get(g, x, &r)));
+    AT_TRY(get(g, x, &r));
     int rank = g->node.p[r].rank;
     if (rank >= 0 && (axis < -rank || axis >= rank))
-        DVM_FAIL(SHAPE, "axis %d is out of range for rank %d", axis, rank);
+        AT_FAIL(SHAPE, "axis %d is out of range for rank %d", axis, rank);
     return add_expr(
         g, (struct dvm_dim_expr){DVM_DIMX_OF, r, rank >= 0 && axis < 0 ? axis + rank : axis, 1},
         out);
@@ -802,8 +810,8 @@ dvm_status dvm_dim_of(struct dvm_graph *g, dvm_val x, int axis, dvm_dim *out) {
 dvm_status dvm_dim_op(struct dvm_graph *g, int op, dvm_dim a, dvm_dim b, dvm_dim *out) {
     G_CHECK(g);
     OUT_CHECK(out);
-    if (op < DVM_DIM_ADD || op > DVM_DIM_MIN) DVM_FAIL(ARG, "%d is no operation on dimensions", op);
-    DVM_TRY(check_dims(g, 2, (int64_t[]){a, b}, INT64_MIN / 4, "operand"));
+    if (op < DVM_DIM_ADD || op > DVM_DIM_MIN) AT_FAIL(ARG, "%d is no operation on dimensions", op);
+    AT_TRY(check_dims(g, 2, (int64_t[]){a, b}, INT64_MIN / 4, "operand"));
     int32_t w = 0;
     for (int i = 0; i < 2; i++) {
         int64_t d = i ? b : a;
@@ -815,17 +823,17 @@ dvm_status dvm_dim_op(struct dvm_graph *g, int op, dvm_dim a, dvm_dim b, dvm_dim
 /* ---- questions ----------------------------------------------------------------------------------- */
 
 dvm_status dvm_graph_dtype(const struct dvm_graph *g, dvm_val v, dvm_dtype *t) {
-    if (!g || !t) DVM_FAIL(ARG, "NULL argument");
+    if (!g || !t) DVM_FAIL(ARG, "an argument is NULL");
     dvm_ref r;
-    DVM_TRY(get(g, v, &r));
+    AT_TRY(get(g, v, &r));
     *t = (dvm_dtype)g->node.p[r].dtype;
     return DVM_OK;
 }
 
 dvm_status dvm_graph_shape(const struct dvm_graph *g, dvm_val v, int *rank, dvm_dim *dims) {
-    if (!g || !rank) DVM_FAIL(ARG, "NULL argument");
+    if (!g || !rank) DVM_FAIL(ARG, "an argument is NULL");
     dvm_ref r;
-    DVM_TRY(get(g, v, &r));
+    AT_TRY(get(g, v, &r));
     const struct dvm_node *n = &g->node.p[r];
     *rank = n->rank;
     for (int i = 0; dims && i < n->rank; i++) dims[i] = g->dims.p[n->dims + (uint32_t)i];

@@ -29,8 +29,8 @@ static dvm_status check_bias(const struct dvm_graph *g, dvm_val bias, int want) 
     char buf[256];
     DVM_TRY(dvm_graph_shape(g, bias, &s.rank, s.d));
     if (s.rank >= 0 && s.rank != want)
-        DVM_FAIL(SHAPE, "a bias of shape %s; it has %d ax%s", dvm_shape_str(&s, buf, sizeof buf),
-                 want, want == 1 ? "is" : "es");
+        AT_FAIL(SHAPE, "a bias of shape %s; it has %d ax%s", dvm_shape_str(&s, buf, sizeof buf),
+                want, want == 1 ? "is" : "es");
     return DVM_OK;
 }
 
@@ -38,8 +38,8 @@ static dvm_status check_result(const struct dvm_graph *g, dvm_val a, dvm_dtype t
     dvm_dtype own;
     DVM_TRY(dvm_graph_dtype(g, a, &own));
     if (t == own || t == DVM_F32) return DVM_OK;
-    DVM_FAIL(DTYPE, "a product of %s gives %s or f32, not %s; cast the result", dvm_dtype_name(own),
-             dvm_dtype_name(own), dvm_dtype_name(t));
+    AT_FAIL(DTYPE, "a product of %s gives %s or f32, not %s; cast the result", dvm_dtype_name(own),
+            dvm_dtype_name(own), dvm_dtype_name(t));
 }
 
 /* f32(sum) + f32(bias), rounded to t. */
@@ -55,8 +55,8 @@ static dvm_status matmul(struct dvm_graph *g, const dvm_val *in, const int64_t *
     if (!bias) return dvm_graph_product(g, DVM_OP_MATMUL, 2, in, at, t, out);
     dvm_dim n;
     dvm_val sum;
-    DVM_TRY(dvm_graph_at_user(g, check_result(g, in[0], t)));
-    DVM_TRY(dvm_graph_at_user(g, check_bias(g, bias, 1)));
+    DVM_TRY(check_result(g, in[0], t));
+    DVM_TRY(check_bias(g, bias, 1));
     DVM_TRY(dvm_graph_product(g, DVM_OP_MATMUL, 2, in, at, DVM_F32, &sum));
     /* A bias may not widen the product, as plain broadcasting would let it. */
     DVM_TRY(size_of(g, sum, -1, &n));
@@ -115,12 +115,12 @@ static dvm_status grouped(struct dvm_graph *g, const dvm_val *in, const int64_t 
     dvm_val sum;
     DVM_TRY(dvm_graph_dtype(g, in[2], &list_type));
     if (!dvm_is_int(list_type))
-        DVM_FAIL(DTYPE, "grouped_matmul takes a group list of i64 or i32, not %s",
-                 dvm_dtype_name(list_type));
+        AT_FAIL(DTYPE, "grouped_matmul takes a group list of i64 or i32, not %s",
+                dvm_dtype_name(list_type));
     if (!bias) return dvm_graph_product(g, DVM_OP_GROUPED, 3, in, at, t, out);
-    if (at[2] != DVM_GROUP_M) DVM_FAIL(ARG, "only groups of rows (m) have a bias");
-    DVM_TRY(dvm_graph_at_user(g, check_result(g, in[0], t)));
-    DVM_TRY(dvm_graph_at_user(g, check_bias(g, bias, 2)));
+    if (at[2] != DVM_GROUP_M) AT_FAIL(ARG, "only groups of rows (m) have a bias");
+    DVM_TRY(check_result(g, in[0], t));
+    DVM_TRY(check_bias(g, bias, 2));
     DVM_TRY(dvm_graph_product(g, DVM_OP_GROUPED, 3, in, at, DVM_F32, &sum));
     dvm_dim shape[2];
     DVM_TRY(size_of(g, in[2], -1, &shape[0]));
@@ -137,9 +137,9 @@ dvm_status dvm_graph_grouped_matmul(dvm_graph *g, dvm_val a, dvm_val b, int tran
     if (group == DVM_GROUP_N) return dvm_graph_matmul(g, a, b, trans_a, trans_b, bias, t, out);
     if (!out) DVM_FAIL(ARG, "result pointer is NULL");
     if (group != DVM_GROUP_M && group != DVM_GROUP_K)
-        DVM_FAIL(ARG, "group type %d is none of 0 (m), 1 (n), 2 (k)", group);
+        AT_FAIL(ARG, "group type %d is none of 0 (m), 1 (n), 2 (k)", group);
     if (list_kind != DVM_LIST_ENDS && list_kind != DVM_LIST_SIZES)
-        DVM_FAIL(ARG, "group list type %d is neither 0 (ends) nor 1 (sizes)", list_kind);
+        AT_FAIL(ARG, "group list type %d is neither 0 (ends) nor 1 (sizes)", list_kind);
     struct dvm_mark mark = dvm_graph_mark(g);
     dvm_val res;
     int64_t at[] = {trans_a != 0, trans_b != 0, group, list_kind};

@@ -33,6 +33,10 @@ int64_t dvm_wrap_to(dvm_dtype t, int64_t v) {
     }
 }
 
+bool dvm_number_fits(dvm_dtype t, dvm_number v) {
+    return dvm_is_float(t) || t == DVM_BOOL || dvm_wrap_to(t, v.i) == v.i;
+}
+
 static int64_t trunc_sat(double v, double lo, double hi_excl, int64_t min, int64_t max) {
     if (isnan(v)) return 0;
     if (v < lo) return min;

@@ -167,9 +167,11 @@ static dvm_status rule_permute(const struct dvm_node *nd, const int64_t *at,
     out->rank = rank;
     for (int i = 0; i < rank; i++) {
         int64_t p = at[i] < 0 ? at[i] + rank : at[i];
-        if (p < 0 || p >= rank || (seen >> p & 1))
-            DVM_FAIL(SHAPE, "axis %lld of the permutation is out of range or repeated",
-                     (long long)at[i]);
+        if (p < 0 || p >= rank)
+            DVM_FAIL(SHAPE, "axis %lld at place %d is out of range for shape %s of rank %d",
+                     (long long)at[i], i, dvm_shape_str(x, a, STR), rank);
+        if (seen >> p & 1)
+            DVM_FAIL(SHAPE, "axis %lld at place %d is there twice", (long long)at[i], i);
         seen |= 1u << p;
         out->d[i] = x->rank < 0 ? -1 : x->d[p];
     }

@@ -1,6 +1,7 @@
 /* Arguments at concrete shapes. Needs nodes; guarantees for every tensor argument the strides that hold: the caller's,
  * else those the graph declares, else dense; steps of axes that do not move are dense. Refuses outputs of another shape
  * than the graph gives, outputs that reach an element twice, and strides beyond all memory. */
+#include "base/meet.h"
 #include "plan/plan_int.h"
 
 bool dvm_plan_span(struct dvm_plan_arg *a) {
@@ -52,28 +53,10 @@ static dvm_status inputs(struct planner *p) {
     return DVM_OK;
 }
 
-/* From the smallest stride up, each must step past all before it. */
 static bool overlaps_itself(const struct dvm_plan_arg *a) {
-    int64_t reach = 0;
-    bool used[DVM_MAX_RANK] = {false};
-    for (int j = 0; j < a->rank; j++) {
+    for (int j = 0; j < a->rank; j++)
         if (a->d[j] == 0) return false;
-        used[j] = a->d[j] == 1;
-    }
-    for (;;) {
-        int best = -1;
-        int64_t least = 0;
-        for (int j = 0; j < a->rank; j++) {
-            int64_t s = a->stride[j] < 0 ? -a->stride[j] : a->stride[j];
-            if (used[j] || (best >= 0 && s >= least)) continue;
-            best = j;
-            least = s;
-        }
-        if (best < 0) return false;
-        if (least <= reach) return true;
-        used[best] = true;
-        reach += least * (a->d[best] - 1);
-    }
+    return dvm_strides_meet(a->rank, a->d, a->stride);
 }
 
 dvm_status dvm_plan_check_output(int i, const struct dvm_shape *have,

@@ -2,6 +2,7 @@
  * refused while planning. */
 #include <string.h>
 
+#include "base/meet.h"
 #include "rt/run.h"
 
 struct tensor {
@@ -29,30 +30,18 @@ static bool identical(struct tensor a, struct tensor b) {
     return true;
 }
 
-/* Every step of t is either a multiple of the pitch or stays within the *len bytes from its first element. */
-static bool repeats(struct tensor t, int64_t pitch, int64_t *len) {
-    *len = esize(&t);
-    for (int j = 0; j < t.a->rank; j++) {
-        int64_t s = t.a->stride[j] * esize(&t);
-        if (t.a->d[j] < 2 || s % pitch == 0) continue;
-        if (s < 0 || s > pitch) return false;
-        *len += (t.a->d[j] - 1) * s;
+/* Their bytes are apart, though one lies within the reach of the other: views of one larger tensor. */
+static bool apart(struct tensor a, struct tensor b) {
+    const struct tensor *both[] = {&a, &b};
+    struct dvm_terms s = {.d = (int64_t)((intptr_t)b.data - (intptr_t)a.data)};
+    for (int i = 0; i < 2; i++) {
+        const struct tensor *t = both[i];
+        const int64_t sign = i ? -1 : 1;
+        for (int j = 0; j < t->a->rank; j++)
+            dvm_terms_add(&s, sign * t->a->stride[j] * esize(t), t->a->d[j] - 1);
+        dvm_terms_add(&s, sign, esize(t) - 1); /* the bytes of an element */
     }
-    return *len <= pitch;
-}
-
-/* Two tensors cut from one larger: both repeat with the same pitch and touch different parts of each period. */
-static bool interleaved(struct tensor a, struct tensor b) {
-    int64_t la, lb;
-    for (int j = 0; j < a.a->rank; j++) {
-        int64_t pitch = a.a->stride[j] * esize(&a);
-        if (a.a->d[j] < 2 || pitch <= 0 || !repeats(a, pitch, &la) || !repeats(b, pitch, &lb))
-            continue;
-        int64_t from = (int64_t)((intptr_t)b.data - (intptr_t)a.data) % pitch;
-        if (from < 0) from += pitch;
-        if (from >= la && from + lb <= pitch) return true;
-    }
-    return false;
+    return !dvm_terms_meet(&s);
 }
 
 /* In place is safe when one kernel does everything, in one last pass, and reads each element of the input where it
@@ -118,8 +107,7 @@ static dvm_status check_outputs(const struct dvm_plan *p, const dvm_arg *out) {
     for (uint32_t o = 0; o < p->nout; o++)
         for (uint32_t q = 0; q < o; q++) {
             struct tensor a = {out[o].data, &p->out[o]}, b = {out[q].data, &p->out[q]};
-            if (meet(a, b) && !interleaved(a, b))
-                DVM_FAIL(OVERLAP, "outputs %u and %u overlap", q, o);
+            if (meet(a, b) && !apart(a, b)) DVM_FAIL(OVERLAP, "outputs %u and %u overlap", q, o);
         }
     return DVM_OK;
 }
@@ -134,7 +122,7 @@ dvm_status dvm_check_overlap(struct dvm_kernel *k, const struct launch_record *r
         if (a.a->rank < 0) continue;
         for (uint32_t o = 0; o < p->nout; o++) {
             struct tensor b = {out[o].data, &p->out[o]};
-            if (!meet(a, b) || interleaved(a, b)) continue;
+            if (!meet(a, b) || apart(a, b)) continue;
             if (!identical(a, b))
                 DVM_FAIL(OVERLAP,
                          "output %u overlaps input %u in part; give it memory of its own, or "

@@ -50,6 +50,9 @@ dvm_status dvm_run_check_inputs(const struct dvm_kernel *k, int n_in, const dvm_
                 DVM_FAIL(DTYPE, "input %d, a scalar, is %s, the kernel takes %s", i,
                          dvm_dtype_name((dvm_dtype)in[i].dtype),
                          dvm_dtype_name((dvm_dtype)k->arg[i].dtype));
+            if (!dvm_number_fits((dvm_dtype)in[i].dtype, in[i].num))
+                DVM_FAIL(ARG, "input %d is %lld, which the scalar of dtype %s does not hold", i,
+                         (long long)in[i].num.i, dvm_dtype_name((dvm_dtype)in[i].dtype));
             continue;
         }
         DVM_TRY(check_tensor(&in[i], "input", i, k->arg[i].dtype));

@@ -117,10 +117,19 @@ static char *text_of(const dvm_graph *g) {
     OK(dvm_graph_text(g, &s));
     return s;
 }
+/* Nothing changes, and what is wrong with a node begins with the user's position. */
+static void check_place(const char *call) {
+    const char *t = dvm_error_text();
+    bool of_the_call = strstr(t, "is NULL") || strstr(t, "character") || strstr(call, "_parse");
+    if (!of_the_call && strncmp(t, "here:1: ", 8)) fail_msg("%s: no place in \"%s\"", call, t);
+}
 #define REFUSED(g, status, call)                                              \
     do {                                                                      \
         char *before_ = text_of(g);                                           \
+        OK(dvm_graph_at(g, "here:1"));                                        \
         FAILS(status, call);                                                  \
+        check_place(#call);                                                   \
+        OK(dvm_graph_at(g, NULL));                                            \
         char *after_ = text_of(g);                                            \
         if (strcmp(before_, after_)) fail_msg("%s changed the graph", #call); \
         dvm_string_free(&before_);                                            \
@@ -342,6 +351,36 @@ static void test_elementwise(void **state) {
     OK(dvm_graph_op(m.g, DVM_OP_LT, 2, (dvm_val[]){m.c, m.h}, &v));
     expect_type(m.g, v, DVM_BOOL, 2, 4, 6);
     unmake();
+}
+
+/* An integer that the dtype does not hold is no constant of it, whoever decides the dtype. */
+static void test_constants_that_do_not_fit(void **state) {
+    (void)state;
+    dvm_graph *g;
+    dvm_val x, c, v;
+    OK(dvm_graph_create(ctx, DVM_SPLIT, 0, &g));
+    OK(dvm_graph_load(g, DVM_I32, 1, (dvm_dim[]){3}, NULL, &x));
+    REFUSED(g, ARG, dvm_graph_const(g, DVM_I32, (dvm_number){.i = INT64_C(1) << 31}, &v));
+    REFUSED(g, ARG, dvm_graph_const(g, DVM_U8, (dvm_number){.i = -1}, &v));
+    REFUSED(g, ARG, dvm_graph_const(g, DVM_I8, (dvm_number){.i = 128}, &v));
+    OK(dvm_graph_const(g, DVM_I32, (dvm_number){.i = INT32_MIN}, &v));
+    OK(dvm_graph_const(g, DVM_BOOL, (dvm_number){.i = 2}, &v));
+    OK(dvm_graph_const(g, DVM_I64, (dvm_number){.i = INT64_C(1) << 31}, &c));
+    REFUSED(g, ARG, dvm_graph_op(g, DVM_OP_ADD, 2, (dvm_val[]){x, c}, &v));
+    assert_non_null(
+        strstr(dvm_error_text(), "operand 1, the constant 2147483648, does not fit i32"));
+    OK(dvm_graph_cast(g, c, DVM_I32, &c)); /* a cast wraps */
+    OK(dvm_graph_op(g, DVM_OP_ADD, 2, (dvm_val[]){x, c}, &v));
+    dvm_graph_destroy(&g);
+    struct prog p;
+    OK(prog_open(&p, ctx, "kernel split (x: i32[3], s: scalar i32) { %a = add %x, %s store %a }",
+                 "3; =2"));
+    p.in[1].num.i = INT64_C(1) << 31;
+    FAILS(ARG, prog_run(&p));
+    assert_true(prog_untouched(&p, true));
+    p.in[1].num.i = INT32_MAX;
+    OK(prog_run(&p));
+    prog_close(&p);
 }
 
 static void test_views(void **state) {
@@ -1027,6 +1066,7 @@ int main(void) {
         cmocka_unit_test(test_graph),
         cmocka_unit_test(test_leaves),
         cmocka_unit_test(test_elementwise),
+        cmocka_unit_test(test_constants_that_do_not_fit),
         cmocka_unit_test(test_views),
         cmocka_unit_test(test_products),
         cmocka_unit_test(test_reductions),

@@ -12,6 +12,8 @@
 #include <cmocka.h>
 #include <dvm/dvm.h>
 
+#include "graph/graph_build.h"
+
 static dvm_ctx *ctx;
 
 static int setup(void **state) {
@@ -244,6 +246,7 @@ static void test_random_constants(void **state) {
         char *a, *b;
         x ^= x << 13, x ^= x >> 7, x ^= x << 17;
         memcpy(&num, &x, sizeof num);
+        if (!dvm_number_fits(types[i % 9], num)) num.i = dvm_wrap_to(types[i % 9], num.i);
         assert_int_equal(dvm_graph_create(ctx, DVM_SPLIT, 0, &g), DVM_OK);
         assert_int_equal(dvm_graph_const(g, types[i % 9], num, &v), DVM_OK);
         assert_int_equal(dvm_graph_store(g, v, NULL, &v), DVM_OK);
