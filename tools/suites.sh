@@ -38,7 +38,7 @@ skip_suite() { # NAME REASON
 # skip_reasons: why tests of the suite were skipped, a line each with the number of tests.
 skip_reasons() {
     {
-        sed -n 's/^# skip: *//p' "$LOGS"/* 2>/dev/null
+        cat "$LOGS"/* 2>/dev/null | sed -n 's/^# skip: *//p' || true
         [[ ! -f $LOGS/junit.xml ]] || junit_reasons "$LOGS/junit.xml"
     } | sort | uniq -c | sort -rn | sed -E 's/^ *([0-9]+) (.*)/    skipped \1: \2/'
 }
@@ -218,15 +218,11 @@ no_such_test() { # PATTERN
 
 # ------------------------------------------------------------------ tier 2
 
-isa_levels() {
-    case $(uname -m) in
-        x86_64)
-            echo base
-            grep -q -w avx2 /proc/cpuinfo && echo avx2
-            grep -q -w avx512vl /proc/cpuinfo && echo avx512
-            ;;
-    esac
-    return 0
+# lower_levels: those below the best one of this processor, which is what runs without a cap.
+lower_levels() {
+    [[ $(uname -m) == x86_64 ]] || return 0
+    ! grep -q -w avx2 /proc/cpuinfo || echo base
+    ! grep -q -w avx512vl /proc/cpuinfo || echo avx2
 }
 
 # built COMMAND...: a tree that does not compile is one failure.
@@ -244,13 +240,15 @@ tier2() {
     say "tier 1"
     use_tree
     suite_unit "" && suite_golden "" && suite_kern "" && suite_cli ""
-    suite_py "" "not gpu"
+    suite_py "" "not slow and not gpu"
+    start_slow
 
-    for isa in $(isa_levels); do
+    # Not kern: it goes through all levels by itself.
+    for isa in $(lower_levels); do
         say "CPU level capped at $isa"
         NOTE=isa=$isa
         export DVM_ISA=$isa
-        suite_unit "" && suite_golden "" && suite_kern "" && suite_cli ""
+        suite_unit "" && suite_golden "" && suite_cli ""
         unset DVM_ISA
     done
 
@@ -263,18 +261,53 @@ tier2() {
         suite_unit "" && suite_golden "" && suite_kern "" && suite_cli ""
     fi
 
-    say "thread sanitizer"
+    say "thread sanitizer" # kern has one thread
     NOTE=tsan
     if built sanitized thread; then
-        suite_unit "" && suite_golden "" && suite_kern ""
+        suite_unit "" && suite_golden ""
     fi
 
     tier2_aarch64
     NOTE=
 
     BUILD=$main
-    fuzz "${DVM_FUZZ_SECONDS:-60}" "" || FAILED=$((FAILED + 1))
+    tier2_fuzz
+    finish_slow
     total
+}
+
+# The slow Python tests are one process that computes on one core most of the time: they run beside all that
+# follows tier 1, with a process group and a log of their own.
+start_slow() {
+    SLOW_LOG=$BUILD/test-slow.log
+    set -m
+    (
+        PASSED=0 FAILED=0 SKIPPED=0 NOTE=slow
+        suite_py "" "slow and not gpu"
+        echo "$PASSED passed, $FAILED failed, $SKIPPED skipped"
+    ) >"$SLOW_LOG" 2>&1 </dev/null &
+    SLOW_JOB=$!
+    set +m
+    trap 'kill -- -"$SLOW_JOB" 2>/dev/null || true' EXIT
+}
+
+finish_slow() {
+    local numbers
+    say "slow Python tests, under way since tier 1"
+    wait "$SLOW_JOB" || true
+    trap - EXIT
+    sed '$d' "$SLOW_LOG"
+    numbers=$(counts "$SLOW_LOG") || numbers="0 1 0"
+    # shellcheck disable=SC2086
+    set -- $numbers
+    PASSED=$((PASSED + $1)) FAILED=$((FAILED + $2)) SKIPPED=$((SKIPPED + $3))
+}
+
+tier2_fuzz() {
+    begin fuzz
+    fuzz "${DVM_FUZZ_SECONDS:-60}" "" || true
+    # shellcheck disable=SC2086
+    [[ $FUZZED == "0 0" ]] || end $FUZZED 0
 }
 
 tier2_aarch64() {
@@ -321,22 +354,24 @@ foreign_cmocka() {
 
 # ------------------------------------------------------------------ fuzzing
 
+# Leaves in FUZZED how many targets went through and how many failed.
 fuzz() { # SECONDS NAME
-    local dir=$ROOT/build-fuzz bin name bad=0 any=
+    local dir=$ROOT/build-fuzz bin name good=0 bad=0
     have clang || apt_need clang clang \
         '/usr/lib/llvm-*/lib/clang/*/lib/linux/libclang_rt.fuzzer-*.a' libclang-rt-14-dev ||
-        { skip_suite fuzz "no clang to be had"; return 0; }
+        { FUZZED="0 0"; skip_suite fuzz "no clang to be had"; return 0; }
     if ! compgen -G 'tests/fuzz/*.c' >/dev/null; then
+        FUZZED="0 0"
         say "no targets in tests/fuzz"
         return 0
     fi
+    local TARGETS=(fuzzers)
     CC=clang build_tree "$dir" -Dbuildtype=debugoptimized -Db_sanitize=address,undefined \
-        -Db_lundef=false -Dpython=disabled -Dfuzz=true
+        -Db_lundef=false -Dpython=disabled -Dfuzz=true || { FUZZED="0 1"; return 1; }
     for bin in "$dir"/tests/fuzz_*; do
         [[ -f $bin && -x $bin ]] || continue
         name=${bin##*/fuzz_}
         [[ $name == *"$2"* ]] || continue
-        any=1
         mkdir -p "$dir/corpus/$name" "$dir/found/$name"
         say "fuzzing $name for $1 s"
         # Seeds come from tests/fuzz/seeds/NAME and the golden files; findings stay in the build.
@@ -348,13 +383,15 @@ fuzz() { # SECONDS NAME
             >"$dir/$name.log" 2>&1; then
             tail -n 40 "$dir/$name.log"
             say "$name failed; inputs are in ${dir#"$ROOT"/}/found/$name"
-            bad=1
+            bad=$((bad + 1))
         else
+            good=$((good + 1))
             grep -E 'number_of_executed_units|new_units_added' "$dir/$name.log" || true
         fi
     done
-    [[ -n $any ]] || die "no fuzz target matches '$2'"
-    return $bad
+    ((good + bad)) || die "no fuzz target matches '$2'"
+    FUZZED="$good $bad"
+    ((bad == 0))
 }
 
 # ------------------------------------------------------------------ GPU

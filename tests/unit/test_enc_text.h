@@ -223,6 +223,7 @@ static int compare(FILE *f) {
             fprintf(stderr, "%s\n  wanted %s\n  got    %s\n", got, want, ins);
         n++;
     }
+    if (n < cases) fprintf(stderr, "%d lines of the disassembler are missing\n", cases - n);
     return bad + cases - n;
 }
 
