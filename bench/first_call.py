@@ -122,11 +122,8 @@ def main() -> None:
     if backend == "dvm":
         import dvm.torch
 
-        row["summary"] = (
-            dvm.torch.summary().as_dict()
-            if hasattr(dvm.torch.summary(), "as_dict")
-            else str(dvm.torch.summary())
-        )
+        s = dvm.torch.summary()
+        row["parts"] = {"trace": s.trace_seconds, "aot": s.aot_seconds, "dvm": s.dvm_seconds}
     print(json.dumps(row, default=str))
 
 

@@ -1,4 +1,5 @@
-"""First calls and steady calls of torch.compile: every backend in a fresh process of its own, in turn.
+"""First calls of torch.compile: every backend in a fresh process of its own, in turn; then steady
+calls (torch_calls.py).
 
 Promise 3: the first call of backend dvm at most 1.05 times that of aot_eager, which compiles nothing.
 """
@@ -49,7 +50,18 @@ def main(
             eager = best.get("eager", row)["steady_us"]
             print(
                 f"  {case:8s} {backend:10s} {row['first_s'][0]:9.3f} {row['first_s'][0] / aot:17.2f}x "
-                f"{row['steady_us']:12.1f} {eager / row['steady_us']:13.2f}x",
+                f"{row['steady_us']:12.1f} {eager / row['steady_us']:13.2f}x{parts(row)}",
                 flush=True,
             )
+    for what in ("overhead", "models"):  # fresh processes: nothing of the one is in the other
+        done = subprocess.run([sys.executable, str(HERE / "torch_calls.py"), what], check=False)
+        if done.returncode:
+            print(f"  torch_calls.py {what}: ended with {done.returncode}")
     return 0
+
+
+def parts(row: dict) -> str:
+    """Where the seconds of the first call went; what is missing is the first run."""
+    if "parts" not in row:
+        return ""
+    return "   " + ", ".join(f"{name} {s:.3f} s" for name, s in row["parts"].items())

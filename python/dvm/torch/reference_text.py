@@ -108,7 +108,8 @@ class Reference:
         self._write = write
 
     def __call__(self, *arguments: Any) -> list[Any]:
-        return self._function(*arguments)
+        """The kernel's inputs; its outputs may follow, as in a run of it."""
+        return self._function(*arguments[: self._function.__code__.co_argcount])
 
     @functools.cached_property
     def _function(self) -> Callable[..., list[Any]]:
