@@ -39,6 +39,8 @@ struct launch_record {
     int64_t *key;
     struct dvm_plan *plan;
     struct dvm_strip_entry **entry; /* plan->nstrip */
+    bool
+        plain; /* every argument is live, has elements, and no size depends on a scalar: dvm_kernel_newest */
 };
 
 struct arg_info {
@@ -65,5 +67,9 @@ struct dvm_kernel {
 
 dvm_status dvm_kernel_record(struct dvm_kernel *k, int n_in, const dvm_arg *in, const dvm_arg *out,
                              struct launch_record **r);
+/* The record of the newest run when these arguments pass every check by being like those of that run; NULL: look and
+ * check in full. Taken as above. */
+struct launch_record *dvm_kernel_newest(struct dvm_kernel *k, const dvm_arg *in,
+                                        const dvm_arg *out);
 void dvm_record_unref(struct dvm_kernel *k, struct launch_record *r);
 #endif

@@ -37,6 +37,7 @@ struct dvm_pool {
     dvm_parallel_fn fn; /* foreign pool, or NULL */
     void *user;
     atomic_int threads; /* counting the caller */
+    atomic_bool eager;
 
     atomic_int busy;  /* a loop, resize or destroy owns the pool */
     atomic_long pid;  /* process whose workers these are */
@@ -287,6 +288,11 @@ void dvm_pool_destroy(struct dvm_pool **pp) {
 int dvm_pool_size(const struct dvm_pool *p) {
     return atomic_load_explicit(&p->threads, memory_order_relaxed);
 }
+
+bool dvm_pool_eager(const struct dvm_pool *p) {
+    return atomic_load_explicit(&p->eager, memory_order_relaxed);
+}
+void dvm_pool_set_eager(struct dvm_pool *p, bool on) { atomic_store(&p->eager, on); }
 
 dvm_status dvm_pool_resize(struct dvm_pool *p, int threads) {
     if (threads < 1 || threads > MAX_THREADS)

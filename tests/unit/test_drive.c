@@ -18,6 +18,7 @@
 #include "code/strip_text.h"
 #include "code/tree.h"
 #include "vm/dev.h"
+#include "vm/pool.h"
 
 static const struct dvm_mem mem = {dvm_mem_system, NULL};
 static struct dvm_dev dev;
@@ -314,6 +315,7 @@ static void same_as_naive(struct setup *t) {
     for (size_t k = 0; k < DVM_COUNT(threads); k++) {
         struct dvm_pool *pool;
         assert_int_equal(dvm_pool_create(&mem, threads[k], NULL, NULL, &pool), DVM_OK);
+        dvm_pool_set_eager(pool, true);
         t->launch.pool = pool;
         for (int i = 0; i < BUFFERS; i++)
             if (t->out[i]) memset(t->out[i], 0x77, t->out_bytes[i]);
@@ -533,6 +535,7 @@ static void index_out_of_range(void **state) {
         output(&t, 0, 80000, 4);
         struct dvm_pool *pool;
         assert_int_equal(dvm_pool_create(&mem, threads, NULL, NULL, &pool), DVM_OK);
+        dvm_pool_set_eager(pool, true);
         t.launch.pool = pool;
         int32_t *index = (int32_t *)(void *)t.in[0];
         index[70000] = -10;
@@ -612,6 +615,7 @@ static void many_callers(void **state) {
         output(&t, 0, sizes[i][0], 4);
         same_as_naive(&t);
         assert_int_equal(dvm_pool_create(&mem, 3, NULL, NULL, &t.launch.pool), DVM_OK);
+        dvm_pool_set_eager(t.launch.pool, true);
         for (int k = 0; k < CALLERS; k++) {
             c[k] = (struct call){.launch = t.launch, .out = {calloc(t.out_bytes[0], 1)}};
             c[k].launch.out = c[k].out;

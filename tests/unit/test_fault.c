@@ -8,6 +8,8 @@
 #include <cmocka.h>
 
 #include "graphs.h"
+#include "rt/rt.h"
+#include "vm/pool.h"
 
 static void balanced(const struct balance *b, const char *what, long n) {
     if (b->bytes || b->blocks)
@@ -107,6 +109,7 @@ static void test_usable_after(void **state) {
         dvm_ctx *ctx;
         o.threads = threads;
         assert_int_equal(dvm_ctx_create(&o, &ctx), DVM_OK);
+        dvm_pool_set_eager(ctx->pool, true);
         for (int i = 0; i < GRAPH_CASES; i++) one_run(&graph_cases[i], ctx, &b);
         b.fail = 0;
         dvm_ctx_destroy(&ctx);

@@ -8,13 +8,56 @@
 #include <pthread.h>
 
 #include "graphs.h"
+#include "rt/rt.h"
+#include "vm/pool.h"
 
 enum { CALLERS = 8 };
 
 static dvm_ctx *new_ctx(int threads) {
     dvm_ctx *c;
     assert_int_equal(dvm_ctx_create(&(dvm_options){.threads = threads}, &c), DVM_OK);
+    dvm_pool_set_eager(c->pool, true);
     return c;
+}
+
+/* ---- when threads are asked ---------------------------------------------------------------------------------- */
+
+static void count_loop(void *user, int n, void (*body)(void *arg, int i), void *arg) {
+    ++*(int *)user;
+    for (int i = 0; i < n; i++) body(arg, i);
+}
+
+/* How often the pool is asked by one run over n elements. */
+static int loops(const char *text, int64_t n, bool eager) {
+    int count = 0;
+    struct prog p;
+    char size[32];
+    dvm_ctx *c;
+    dvm_options o = {.threads = 4, .parallel = count_loop, .parallel_user = &count};
+    assert_int_equal(dvm_ctx_create(&o, &c), DVM_OK);
+    dvm_pool_set_eager(c->pool, eager);
+    snprintf(size, sizeof size, "%lld", (long long)n);
+    assert_int_equal(prog_open(&p, c, text, size), DVM_OK);
+    assert_int_equal(prog_run(&p), DVM_OK);
+    prog_close(&p);
+    dvm_ctx_destroy(&c);
+    return count;
+}
+
+/* Work counts, not elements: load, neg and store are 3 additions, one more tanh is 12. */
+static void test_threads_where_they_pay(void **state) {
+    (void)state;
+    const char *light = "kernel vector (x: f32[?]) { %a = neg %x store %a }";
+    const char *heavy = "kernel vector (x: f32[?]) { %a = tanh %x %b = tanh %a store %b }";
+    const char *row = "kernel vector (x: f32[?]) { %a = sum %x store %a }";
+    assert_int_equal(loops(light, 100000, false), 0);
+    assert_int_equal(loops(heavy, 15000, false), 0);
+    assert_int_equal(loops(row, 100000, false), 0);
+    assert_true(loops(light, 200000, false) > 0);
+    assert_true(loops(heavy, 25000, false) > 0);
+    assert_true(loops(row, 400000, false) > 0);
+    assert_true(loops(light, 100000, true) > 0);
+    assert_int_equal(loops(light, 1000, true), 0);
 }
 
 static void test_same_bits(void **state) {
@@ -214,11 +257,9 @@ static void test_resize_while_running(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_same_bits),
-        cmocka_unit_test(test_same_bits_by_shape),
-        cmocka_unit_test(test_many_callers),
-        cmocka_unit_test(test_many_compilers),
-        cmocka_unit_test(test_resize_while_running),
+        cmocka_unit_test(test_threads_where_they_pay), cmocka_unit_test(test_same_bits),
+        cmocka_unit_test(test_same_bits_by_shape),     cmocka_unit_test(test_many_callers),
+        cmocka_unit_test(test_many_compilers),         cmocka_unit_test(test_resize_while_running),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
