@@ -1,5 +1,6 @@
 #!/bin/sh
-# The tour without Python packages: ./dev demo runs it when torch cannot be had.
+# The tour without Python packages: ./dev demo runs it when torch cannot be had, and names in
+# DVM_DEMO_LACKS what Python lacks.
 # Every program of examples/ is run on random arguments and checked; one is explained and
 # disassembled. Exit code 1 when a check fails.
 set -u
@@ -41,11 +42,17 @@ if [ -n "$failed" ]; then
 else
     echo "PASSED: $count programs agree with an independent evaluation in fp64"
 fi
-cat <<'TXT'
-
-Left out: the torch backend (torch.compile(f, backend="dvm")), its generated kernels and the page
-with pictures. They need the Python packages torch, numpy and rich:
-    ./dev build --setup     tries to install them into .venv
-    ./dev demo              then shows the whole tour
-TXT
+echo
+if [ -z "${DVM_DEMO_LACKS:-}" ]; then
+    echo "The tour of the torch backend, with pictures: ./dev demo"
+else
+    echo "Left out: torch.compile(f, backend=\"dvm\"), its generated kernels and the page with pictures."
+    echo "Python lacks for them: $DVM_DEMO_LACKS"
+    if [ "${DVM_TORCH_VERSION:-}" = none ]; then
+        echo "DVM_TORCH_VERSION=none leaves torch out; without it ./dev demo shows the whole tour"
+    else
+        echo "    ./dev build --setup     tries to install it into .venv"
+        echo "    ./dev demo              then shows the whole tour"
+    fi
+fi
 [ -z "$failed" ]

@@ -59,7 +59,8 @@ def page(results: list[Result], machine: str, verdict: str, ok: bool) -> str:
         "<p>Times are the shortest of many calls; later calls include torch's guards and wrappers"
         " around a compiled function, which do not depend on the backend, and DVM alone is the"
         " generated call without them. Errors are the largest distance from the same function in"
-        " fp64, divided by the largest value.</p>"
+        " fp64, divided by the largest value; |DVM - eager| is the largest distance from eager, in"
+        " the values' own unit.</p>"
         "<p>In the pictures, brown arrows are trips through memory. Run one operation at a time,"
         " every arrow is such a trip; inside a kernel, dotted arrows, values stay in registers or,"
         " between two passes over a row, in a block that the cache holds.</p>",
@@ -94,8 +95,8 @@ def _section(r: Result) -> list[str]:
 def _calls(r: Result) -> str:
     rows = [
         "<tr><th>rows</th><th>first call</th><th>later calls</th><th>DVM alone</th>"
-        "<th>eager</th><th>largest |DVM - eager|</th><th>error of DVM</th>"
-        "<th>error of eager</th><th>verdict</th>"
+        "<th>eager</th><th>|DVM - eager|, absolute</th><th>error of DVM, relative</th>"
+        "<th>error of eager, relative</th><th>verdict</th>"
         "</tr>"
     ]
     for c in r.calls:

@@ -102,7 +102,7 @@ def test_summary_counts_and_resets():
     s = dvm.torch.summary()
     assert (len(s.graphs), s.kernels, s.fused) == (1, 1, 3)
     assert s.dvm_seconds > 0 and s.aot_seconds > 0 and s.trace_seconds > 0
-    assert "1 graphs, 1 kernels, 3 ops fused, 0 ops by torch" in str(s)
+    assert "1 graph, 1 kernel, 3 ops fused, 0 ops by torch" in str(s)
     torch._dynamo.reset()
     assert dvm.torch.summary().graphs == []
 

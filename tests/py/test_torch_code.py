@@ -161,9 +161,16 @@ def test_torchs_own_debug_folder(tmp_path):
         "f = torch.compile(lambda x: torch.relu(x) + 1, backend='dvm')\n"
         "f(torch.ones(3, 3, requires_grad=True)).sum().backward()\n"
     )
-    env = dict(os.environ, TORCH_COMPILE_DEBUG="1", TORCH_COMPILE_DEBUG_DIR=str(tmp_path))
-    subprocess.run([sys.executable, script], cwd=tmp_path, env=env, check=True, capture_output=True)
-    names = sorted(p.parent.name for p in tmp_path.glob("torch_compile_debug/run_*/dvm/*/*.py"))
+    env = dict(
+        os.environ, TORCH_COMPILE_DEBUG="1", TORCH_COMPILE_DEBUG_DIR=str(tmp_path), DVM_LOG="1"
+    )
+    done = subprocess.run(
+        [sys.executable, script], cwd=tmp_path, env=env, check=True, capture_output=True, text=True
+    )
+    files = sorted(tmp_path.glob("torch_compile_debug/run_*/dvm/*/output_code.py"))
+    told = done.stderr[done.stderr.index("dvm: generated code:\n") :].splitlines()[1:3]
+    assert sorted(told) == [f"dvm:   {path}" for path in files]
+    names = [p.parent.name for p in files]
     assert len(names) == 2
     assert "forward" in names[1] and "backward" in names[0]
 

@@ -103,4 +103,4 @@ def test_code_is_an_artefact_of_torch():
 
 def test_summary_at_the_end():
     text = output(DVM_LOG="1")
-    assert "dvm: 1 graphs, 1 kernels, 2 ops fused, 0 ops by torch" in text
+    assert "dvm: 1 graph, 1 kernel, 2 ops fused, 0 ops by torch" in text

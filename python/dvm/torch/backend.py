@@ -206,7 +206,7 @@ def compile_graph(
     rescued: Counter = Counter()
     program, call = build(gm, name, options, rescued)
     call._boxed_call = True
-    folder = debug.folder_for(options.debug_dir, name)
+    folder, path = debug.folder_for(options.debug_dir, name), ""
     if folder is not None:
         path = debug.write(folder, gm, program)
         stats.log.info("%s: %s", name, path)
@@ -241,6 +241,7 @@ def _record(
         rescued=rescued,
         dynamic=any(k.dynamic for k in program.kernels),
         source=program.source(),
+        path=path,
         programs=_programs(call),
         functions=WeakValueDictionary({k.name: call.__globals__[k.name] for k in program.kernels}),
     )

@@ -15,6 +15,8 @@ from typing import Any
 
 import torch
 
+from ..arrays import plural
+
 log = logging.getLogger("dvm.torch")
 
 
@@ -33,6 +35,7 @@ class GraphRecord:
     dynamic: bool = False
     dvm_seconds: float = 0.0  # lowering, partition, code generation, building kernels
     source: str = ""  # the generated program
+    path: str = ""  # its file, output_code.py, when debug files are written
     # Kernel objects by name (dump(), das(), explain()), as long as the compiled graph lives.
     functions: Mapping[str, Any] = field(default_factory=dict)
 
@@ -52,14 +55,17 @@ class GraphRecord:
     def __str__(self) -> str:
         left = sum(self.fallbacks.values())
         return (
-            f"{self.name}: {self.fused} ops in {self.kernels} kernels,"
-            f"{_attention(self.attention)} {left} ops by torch,"
+            f"{self.name}: {plural(self.fused, 'op')} in {plural(self.kernels, 'kernel')},"
+            f"{_attention(self.attention)} {plural(left, 'op')} by torch,"
             f" {'dynamic' if self.dynamic else 'static'}, {self.dvm_seconds * 1e3:.2f} ms"
         )
 
 
 def _attention(calls: int) -> str:
-    return f" {calls} attention calls," if calls else ""
+    return f" {plural(calls, 'attention call')}," if calls else ""
+
+
+_ONE = {"recompiles": "recompile", "breaks": "break"}
 
 
 @dataclass
@@ -114,8 +120,9 @@ class Summary:
 
     def __str__(self) -> str:
         lines = [
-            f"dvm: {len(self.graphs)} graphs, {self.kernels} kernels, {self.fused} ops fused,"
-            f"{_attention(self.attention)} {sum(self.fallbacks.values())} ops by torch",
+            f"dvm: {plural(len(self.graphs), 'graph')}, {plural(self.kernels, 'kernel')},"
+            f" {plural(self.fused, 'op')} fused,"
+            f"{_attention(self.attention)} {plural(sum(self.fallbacks.values()), 'op')} by torch",
             f"dvm: trace {self.trace_seconds:.3f} s, aot {self.aot_seconds:.3f} s,"
             f" dvm {self.dvm_seconds:.4f} s",
             f"dvm: intermediate values: {sum(g.planned_bytes for g in self.graphs)} bytes planned,"
@@ -124,16 +131,22 @@ class Summary:
         if self.cache_hits or self.cache_misses:
             lines.append(f"dvm: cache: {self.cache_hits} found, {self.cache_misses} not found")
         if self.cache_damaged:
-            lines.append(f"dvm: cache: {self.cache_damaged} damaged entries, compiled again")
+            entries = "entry" if self.cache_damaged == 1 else "entries"
+            lines.append(f"dvm: cache: {self.cache_damaged} damaged {entries}, compiled again")
         for (op, reason), n in self.fallbacks.most_common():
             lines.append(f"dvm:   {n} x {op}: {reason}")
         for what in ("recompiles", "breaks", "given_up"):
             found: list[tuple[str, str]] = getattr(self, what)
             if found:
-                lines.append(f"dvm: {len(found)} {what.replace('_', ' ')}")
+                name = what.replace("_", " ")
+                lines.append(f"dvm: {len(found)} {name if len(found) != 1 else _ONE.get(name, name)}")
             lines += [f"dvm:   {n} x {f}: {why}" for (f, why), n in Counter(found).most_common()]
         for (kernel, error), n in self.rescued.most_common():
-            lines.append(f"dvm:   {n} runs of {kernel} by torch: {error}")
+            lines.append(f"dvm:   {plural(n, 'run')} of {kernel} by torch: {error}")
+        files = [g.path for g in self.graphs if g.path]
+        if files:
+            lines.append("dvm: generated code:")
+        lines += [f"dvm:   {path}" for path in files]
         return "\n".join(lines)
 
 
