@@ -172,6 +172,11 @@ def about_kind(value: Any) -> str:
         return f"{name}: pass np.asarray(x, dtype)"
     if hasattr(value, "filled"):
         return f"{name}: pass x.filled(value)"
+    if type(value).__module__ == "dvm.record":
+        return (
+            f"{name}, a value inside another kernel: kernels are called with arrays; what several "
+            "kernels share is a plain function of k and values"
+        )
     return name
 
 
@@ -188,6 +193,11 @@ def about_dtype(value: Any, want: int, given: str | None) -> str:
         return text
     if torch is not None and isinstance(value, torch.Tensor):
         return f"{text}: convert it, x.to(torch.{target.name})"
+    if given == "bf16" and getattr(dtype, "name", "") == "uint16":
+        return (
+            "uint16, which stands for the raw bits of bfloat16: pass dvm.PyKernel."
+            f"convert_from_bf16(x), or x.astype('{target.numpy_name}') when they are integers"
+        )
     if target is types.bfloat16:
         return (
             f"{text}: numpy holds bfloat16 as uint16 with the raw bits (PyKernel.convert_to_bf16)"

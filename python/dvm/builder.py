@@ -635,6 +635,9 @@ class Kernel(ops.Operations):
         """The graph compiled or run last."""
         return self._recent if self._builds and self._recent is not None else self._specialize()
 
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise TypeError("a Kernel cannot be copied or pickled: use clone(), or keep graph_text()")
+
     def __repr__(self) -> str:
         kind = KIND_NAMES[self._kind] + (":dyn" if self.dynamic else "")
         return f"<dvm.{type(self).__name__} {kind}, {len(self._nodes)} lines>"

@@ -59,6 +59,11 @@ class Parameter:
             f"its number k.scalar({self.name}))"
         )
 
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(
+            f"there is no {name!r} in {self!r}; in a class, write @staticmethod above @dvm.kernel"
+        )
+
     def _operate(self, *_: Any) -> Any:
         raise ArgumentError(f"an operator was given {self!r}")
 
@@ -97,10 +102,15 @@ class PlaceholderKernel(Kernel):
         return spec
 
     def load(  # type: ignore[override]
-        self, index: Any, dtype: Any = "float32", shape: Sequence[int] = ()
+        self, index: Any, dtype: Any = "float32", shape: Sequence[int] | None = None
     ) -> NDObject:
         """The call argument of a parameter as a tensor; `shape` is needed in static kernels."""
-        spec = super()._load_spec(shape, dtype)
+        if shape is None and not self.dynamic:
+            raise ArgumentError(
+                "load: a static kernel (dynamic=False) takes the shape of every tensor, as in "
+                "k.load(x, dvm.float32, [2, 3])"
+            )
+        spec = super()._load_spec(() if shape is None else shape, dtype)
         spec.parameter = self._parameter(index)
         return self._emit("load", spec.dtype, builder.low_load, spec, spec=spec)
 
@@ -130,6 +140,12 @@ class PlaceholderKernel(Kernel):
         return self.scalar(index, "float32")
 
 
+def _name(function: Callable[..., Any]) -> str:
+    """Objects with __call__ and functools.partial have no name of their own."""
+    inner = getattr(function, "func", function)
+    return getattr(inner, "__name__", type(inner).__name__)
+
+
 class KernelFunction:
     """What @dvm.kernel makes of a builder function.
 
@@ -143,6 +159,7 @@ class KernelFunction:
 
     def __init__(self, function: Callable[..., Any]) -> None:
         functools.update_wrapper(self, function)  # type: ignore[arg-type]
+        self.__name__ = _name(function)
         parameters = list(inspect.signature(function).parameters.values())[1:]
         if not parameters:
             parameters = [inspect.Parameter("inputs", inspect.Parameter.VAR_POSITIONAL)]
@@ -153,7 +170,11 @@ class KernelFunction:
         raise NotImplementedError
 
     def __repr__(self) -> str:
-        return f"<dvm kernel {getattr(self, '__name__', '?')}>"
+        return f"<dvm kernel {self.__name__}>"
+
+    def __reduce__(self) -> str:
+        """Copies are the kernel itself, and it is pickled by its name, as functions are."""
+        return getattr(self, "__qualname__", self.__name__)
 
     def dump(self) -> str:
         """The program as text."""
@@ -212,7 +233,7 @@ class DeclaredFunction(KernelFunction):
         super().__init__(function)
         k = Kernel(ker_type, **options)
         k._rank_given = True
-        k._label = self.__name__
+        k._label = _name(function)
         self.kobj = k
         function(k)
         b = k._specialize()
@@ -263,7 +284,7 @@ class PlaceholderFunction(KernelFunction):
     ) -> None:
         super().__init__(function)
         k = PlaceholderKernel(ker_type, names, **options)
-        k._label = self.__name__
+        k._label = _name(function)
         self.kobj: PlaceholderKernel = k
         self._count = len(names)
         result = function(k, *[Parameter(i, name) for i, name in enumerate(names)])
@@ -279,6 +300,11 @@ class PlaceholderFunction(KernelFunction):
         stores = [n for n in self.kobj._nodes if type(n) is NDObject and _is_store(n)]
         if result is None:
             return stores
+        if not isinstance(result, (NDObject, list, tuple)):
+            raise ArgumentError(
+                f"{self!r}: the function returns what store() gave it, one or a list of several, "
+                f"not {result!r}"
+            )
         chosen = [result] if isinstance(result, NDObject) else list(result)
         for s in chosen:
             if s not in stores:
@@ -358,9 +384,34 @@ def _is_store(n: NDObject) -> bool:
 
 
 def _parameters(function: Callable[..., Any]) -> list[str]:
-    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    parameters = inspect.signature(function).parameters.values()
-    return [p.name for p in parameters if p.kind in kinds and p.default is p.empty]
+    """Names of the kernel and of the call arguments; parameters with a default are neither."""
+    for test, what in [
+        (inspect.isgeneratorfunction, "a generator"),
+        (inspect.iscoroutinefunction, "a coroutine"),
+        (inspect.isasyncgenfunction, "an asynchronous generator"),
+        (inspect.isclass, "a class"),
+    ]:
+        if test(function):
+            raise ArgumentError(f"a kernel function is a plain function, not {what}: {function!r}")
+    if isinstance(function, KernelFunction):
+        raise ArgumentError(f"{function!r} is a kernel already")
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except ValueError as error:
+        raise ArgumentError(f"a kernel function says its parameters: {error}") from error
+    named = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    for p in parameters:
+        if p.kind is p.VAR_POSITIONAL or (p.kind is p.KEYWORD_ONLY and p.default is p.empty):
+            raise ArgumentError(
+                f"every parameter of a kernel function is a name and positional, given {p} "
+                f"in {_name(function)}{inspect.signature(function)}"
+            )
+    names = [p.name for p in parameters if p.kind in named and p.default is p.empty]
+    if not names:
+        raise ArgumentError(
+            f"the first parameter of a kernel function is the kernel: {_name(function)}(k, ...)"
+        )
+    return names
 
 
 def _type_text(ktype: str, dynamic: bool) -> str:

@@ -81,6 +81,14 @@ class NDObject:
             )
         return array if dtype is None else array.astype(dtype)
 
+    def __getattr__(self, name: str) -> Any:
+        known = not name.startswith("_") and hasattr(type(self._k), name)
+        hint = f"; write k.{name}(x)" if known else ""
+        raise AttributeError(f"a value of a kernel has no attribute {name!r}{hint}")
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise TypeError("a value of a kernel belongs to it and cannot be copied or pickled")
+
     def __bool__(self) -> bool:
         raise TypeError("a value of a kernel has no truth while the kernel is built; use select()")
 
@@ -192,6 +200,8 @@ class IntArrayRef:
 
     def update(self, data: Sequence[int]) -> None:
         """New contents: a list or tuple of integers (ScalarRef entries are allowed)."""
+        if not hasattr(data, "__iter__"):
+            raise _dvm.ArgumentError(f"an IntArrayRef holds a list of integers, given {data!r}")
         self._data = tuple(d if isinstance(d, (ScalarRef, Dim)) else _index(d) for d in data)
 
     @property

@@ -1,6 +1,9 @@
 """@dvm.kernel in both spellings, on arrays of numpy and tensors of torch."""
 
+import copy
+import functools
 import inspect
+import pickle
 
 import dvm
 import numpy as np
@@ -358,3 +361,117 @@ def test_several_outputs_by_name(rng):
     for call in (g, g.run):
         with pytest.raises(dvm.ArgumentError, match=r"no argument 'x'.*by position"):
             call(x=x)
+
+
+@dvm.kernel
+def module_kernel(k, x):
+    return k.store(k.mul(k.load(x), 3))
+
+
+def test_copies_and_pickles(rng):
+    """As functions: a copy is the kernel itself, and a pickle holds its name."""
+    assert copy.copy(module_kernel) is module_kernel
+    assert copy.deepcopy([module_kernel])[0] is module_kernel
+    assert pickle.loads(pickle.dumps(module_kernel)) is module_kernel
+    with pytest.raises((pickle.PicklingError, AttributeError), match="lambda"):
+        pickle.dumps(dvm.kernel(lambda k, x: k.store(k.load(x))))
+    k = dvm.Kernel()
+    x = k.load([2])
+    for made in (k, module_kernel.kobj):
+        with pytest.raises(TypeError, match=r"use clone\(\)"):
+            copy.deepcopy(made)
+        with pytest.raises(TypeError, match=r"use clone\(\)"):
+            pickle.dumps(made)
+    with pytest.raises(TypeError, match="a value of a kernel"):
+        copy.copy(x)
+
+
+def test_callables_without_a_name(rng):
+    class Scale:
+        def __init__(self, n):
+            self.n = n
+
+        def __call__(self, k, x):
+            return k.store(k.mul(k.load(x), self.n))
+
+    x = normal(rng, 3)
+    by_object, by_partial = (
+        dvm.kernel(Scale(2)),
+        dvm.kernel(functools.partial(Scale.__call__, Scale(3))),
+    )
+    np.testing.assert_array_equal(by_object(x), x * 2)
+    np.testing.assert_array_equal(by_partial(x), x * 3)
+    assert repr(by_object) == "<dvm kernel Scale>" and repr(by_partial) == "<dvm kernel __call__>"
+    source = "import dvm\n@dvm.kernel\ndef f(k, x):\n    return k.store(k.exp(k.load(x)))\n"
+    names = {}
+    exec(source, names)  # no file to read the source from
+    np.testing.assert_allclose(names["f"](x), np.exp(x), rtol=1e-6)
+
+
+def test_what_is_no_kernel_function():
+    def generator(k, x):
+        yield k.store(k.load(x))
+
+    async def coroutine(k, x):
+        return k.store(k.load(x))
+
+    for bad, text in [
+        (generator, "not a generator"),
+        (coroutine, "not a coroutine"),
+        (dict, "not a class"),
+        (lambda: 1, r"first parameter .* is the kernel"),
+        (lambda k, *xs: 1, r"a name and positional, given \*xs"),
+        (lambda k, x, *, s: 1, "a name and positional, given s"),
+        (module_kernel, "a kernel already"),
+        (lambda k, x: 3, "returns what store.. gave it, .*not 3"),
+        (lambda k, x: {"a": k.store(k.load(x))}, "returns what store.. gave it"),
+        (lambda k, x: k.load(x), "returns what store.. gave it"),
+        (lambda k, x: k.store(module_kernel(k.load(x))), "a value inside another kernel"),
+    ]:
+        with pytest.raises(dvm.ArgumentError, match=text):
+            dvm.kernel(bad)
+    with pytest.raises(AttributeError, match="in a class, write @staticmethod above"):
+
+        class Bad:
+            @dvm.kernel
+            def method(self, k, x):
+                return k.store(k.load(x))
+
+    with pytest.raises(dvm.ArgumentError, match=r"takes the shape of every tensor"):
+        dvm.kernel(dynamic=False)(lambda k, x: k.store(k.load(x)))
+    with pytest.raises(AttributeError, match=r"no attribute 'sum'; write k\.sum\(x\)"):
+        dvm.kernel(lambda k, x: k.store(k.load(x).sum()))
+    with pytest.raises(AttributeError, match=r"no attribute 'T'$"):
+        dvm.kernel(lambda k, x: k.store(k.load(x).T))
+    axes = dvm.kernel(lambda k, x, axes: k.store(k.sum(k.load(x), k.int_array(axes))))
+    for bad in (1, None, 2.5):
+        with pytest.raises(dvm.ArgumentError, match="holds a list of integers, given"):
+            axes(np.ones((2, 3), F32), bad)
+
+
+class Holder:
+    @staticmethod
+    @dvm.kernel
+    def twice(k, x):
+        return k.store(k.mul(k.load(x), 2))
+
+
+def test_kernels_in_classes_and_loops(rng):
+    x = normal(rng, 4)
+    for f in (Holder.twice, Holder().twice):
+        np.testing.assert_array_equal(f(x), x * 2)
+    kernels = []
+    for n in range(3):
+
+        @dvm.kernel
+        def times(k, x):
+            return k.store(k.mul(k.load(x), n))  # noqa: B023 read while it is decorated
+
+        kernels.append(times)
+    for n, f in enumerate(kernels):
+        np.testing.assert_array_equal(f(x), x * n)
+
+
+def test_bits_of_bfloat16_for_floats():
+    with pytest.raises(dvm.DTypeError, match=r"uint16, .*raw bits.*convert_from_bf16"):
+        module_kernel(np.ones(2, np.uint16))

@@ -212,7 +212,7 @@ def compile_graph(
         stats.log.info("%s: %s", name, path)
     if keep is not None:
         keep(name, program)
-    _record(name, kind, program, call, rescued, begun)
+    _record(name, kind, program, call, rescued, begun, path)
     return call
 
 
@@ -228,7 +228,13 @@ def restore(program: Program, name: str, kind: str) -> Callable:
 
 
 def _record(
-    name: str, kind: str, program: Program, call: Callable, rescued: Counter, begun: float
+    name: str,
+    kind: str,
+    program: Program,
+    call: Callable,
+    rescued: Counter,
+    begun: float,
+    path: str = "",
 ) -> None:
     _trace(name, program)
     record = stats.GraphRecord(

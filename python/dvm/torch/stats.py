@@ -139,7 +139,9 @@ class Summary:
             found: list[tuple[str, str]] = getattr(self, what)
             if found:
                 name = what.replace("_", " ")
-                lines.append(f"dvm: {len(found)} {name if len(found) != 1 else _ONE.get(name, name)}")
+                lines.append(
+                    f"dvm: {len(found)} {name if len(found) != 1 else _ONE.get(name, name)}"
+                )
             lines += [f"dvm:   {n} x {f}: {why}" for (f, why), n in Counter(found).most_common()]
         for (kernel, error), n in self.rescued.most_common():
             lines.append(f"dvm:   {plural(n, 'run')} of {kernel} by torch: {error}")
