@@ -10,7 +10,7 @@
 
 #include <dvm/dvm.h>
 
-enum { MAX_VALUES = 48, RANK = 5 };
+enum { MAX_VALUES = 256, LONG = 1000 /* bytes: as many operations as the values allow */, RANK = 5 };
 
 struct val {
     dvm_dtype t;
@@ -582,7 +582,7 @@ char *graph_gen(const uint8_t *bytes, size_t n) {
     static void (*const make[])(struct gen *) = {binary, unary, binary, reduce,  view,
                                                  cast,   unary, binary, ternary, other,
                                                  gather, view,  reduce,  product, groups};
-    int ops = 1 + (int)pick(&g, big ? 5 : 20);
+    int ops = 1 + (int)pick(&g, big ? 5 : n >= LONG ? 200 : 20);
     for (int k = 0; k < ops && g.nv < MAX_VALUES - 4; k++) make[pick(&g, 15)](&g);
     put(&g, "# shape:");
     for (int k = 0; k < 4; k++)

@@ -103,7 +103,7 @@ elem finish(dvm_dtype t, double y, double e, const char *tol, bool strict) {
             own = ulp_of(DVM_F32, fabs(y) + e) / 2;
     }
     e += own;
-    double most = fabs(y) + e, least = fabs(y) - e;
+    double most = fabs(y) + e, least = fmax(0, fabs(y) - e);
     if (isinf((float)most))
         return isinf((float)least) ? of_float(copysign(INFINITY, y), 0) : undecided();
     if (!is_16(t)) return of_float(y, e);

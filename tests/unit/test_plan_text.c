@@ -287,10 +287,58 @@ static void test_memory(void **state) {
     }
 }
 
+/* ---- who refused a strip --------------------------------------------------------------------------------------- */
+
+static dvm_status refuse_sums(const struct dvm_dev *d, const struct dvm_mem *m,
+                              const struct dvm_strip *s, struct dvm_code **out) {
+    (void)d, (void)m, (void)out;
+    DVM_FAIL(UNSUPPORTED, s->mode == DVM_MODE_MAP ? "nothing to fold" : "no folds of %d operands",
+             s->nopnd);
+}
+
+/* A tier that takes nothing stands before the reference: explain says of every strip who ran it, who refused it and
+ * why, and how many there were. */
+static void test_explain_names_refusals(void **state) {
+    (void)state;
+    dvm_ctx *c;
+    struct prog p;
+    char *text;
+    assert_int_equal(dvm_ctx_create(&(dvm_options){.device = "ref", .threads = 1}, &c), DVM_OK);
+    c->tier[1] = c->tier[0];
+    c->tier[0] = (struct dvm_dev){.name = "choosy", .isa = "none", .compile = refuse_sums};
+    c->ntier = 2;
+    const char *graph = "kernel split (x: f32[4, 6]) { %a = max %x, dims=[1], keep %b = sub %x, %a "
+                        "store %b }";
+    assert_int_equal(prog_open(&p, c, graph, NULL), DVM_OK);
+    assert_int_equal(prog_run(&p), DVM_OK);
+    assert_int_equal(dvm_kernel_text(p.k, DVM_TEXT_EXPLAIN, &text), DVM_OK);
+    assert_non_null(strstr(text, "tiers: ref 2 strips (2 refused by a faster tier)\n"));
+    assert_non_null(
+        strstr(text, "strip 0 (ref)\n      refused by choosy: no folds of 2 operands\n"));
+    assert_non_null(strstr(text, "strip 1 (ref)\n      refused by choosy: nothing to fold\n"));
+    dvm_string_free(&text);
+    prog_close(&p);
+    /* without it nobody refuses */
+    c->ntier = 1;
+    c->tier[0] = c->tier[1];
+    graph = "kernel split (x: f32[4, 6]) { %a = neg %x store %a }";
+    assert_int_equal(prog_open(&p, c, graph, NULL), DVM_OK);
+    assert_int_equal(prog_run(&p), DVM_OK);
+    assert_int_equal(dvm_kernel_text(p.k, DVM_TEXT_EXPLAIN, &text), DVM_OK);
+    assert_non_null(strstr(text, "tiers: ref 1 strip\n"));
+    assert_null(strstr(text, "refused"));
+    dvm_string_free(&text);
+    prog_close(&p);
+    dvm_ctx_destroy(&c);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_round_trip), cmocka_unit_test(test_form),
-        cmocka_unit_test(test_structure),  cmocka_unit_test(test_damaged),
+        cmocka_unit_test(test_explain_names_refusals),
+        cmocka_unit_test(test_round_trip),
+        cmocka_unit_test(test_form),
+        cmocka_unit_test(test_structure),
+        cmocka_unit_test(test_damaged),
         cmocka_unit_test(test_memory),
     };
     return cmocka_run_group_tests(tests, setup, teardown);

@@ -1,5 +1,5 @@
 /* The judge, and random graphs from fixed seeds, on every tier, against each other and the oracle. tests/fuzz/fuzz_graph.c goes on
- * from here. GRAPHS=N tries more, SEED=N starts elsewhere. */
+ * from here. GRAPHS=N tries more, SEED=N starts elsewhere, BYTES=N makes them longer. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -63,37 +63,61 @@ static void test_judge(void **state) {
     assert_int_equal(bad_with(sums, &sum, 0, sum - 0.1f), 1);
 }
 
+struct tally {
+    int64_t elements, undecided, refused, bad;
+};
+
+static void try_seed(uint64_t seed, size_t n, struct tally *t) {
+    uint8_t bytes[2400];
+    struct graph_trial r;
+    for (size_t i = 0; i < n; i++) bytes[i] = (uint8_t)(mixed(seed * 1000 + i) >> 20);
+    char *text = graph_gen(bytes, n);
+    int result = graph_try(text, seed, &r);
+    if (result < 0) {
+        print_error("seed %llu of %zu bytes: %s\n%s", (unsigned long long)seed, n, r.why, text);
+        t->bad++;
+    }
+    free(text);
+    t->elements += r.elements;
+    t->undecided += r.undecided;
+    t->refused += result > 0;
+}
+
+static uint64_t number(const char *name, uint64_t otherwise) {
+    const char *s = getenv(name);
+    return s ? strtoull(s, NULL, 10) : otherwise;
+}
+
 static void test_random_graphs(void **state) {
     (void)state;
-    uint64_t from = getenv("SEED") ? strtoull(getenv("SEED"), NULL, 10) : 1;
-    uint64_t n = getenv("GRAPHS") ? strtoull(getenv("GRAPHS"), NULL, 10) : 300;
-    int64_t elements = 0, undecided = 0, refused = 0, bad = 0;
-    for (uint64_t seed = from; seed < from + n; seed++) {
-        uint8_t bytes[240];
-        struct graph_trial r;
-        for (size_t i = 0; i < sizeof bytes; i++)
-            bytes[i] = (uint8_t)(mixed(seed * 1000 + i) >> 20);
-        char *text = graph_gen(bytes, sizeof bytes);
-        int result = graph_try(text, seed, &r);
-        if (result < 0) {
-            print_error("seed %llu: %s\n%s", (unsigned long long)seed, r.why, text);
-            bad++;
-        }
-        free(text);
-        elements += r.elements;
-        undecided += r.undecided;
-        refused += result > 0;
-    }
+    uint64_t from = number("SEED", 1), n = number("GRAPHS", 300), bytes = number("BYTES", 240);
+    struct tally t = {0};
+    assert_true(bytes <= 2400);
+    for (uint64_t seed = from; seed < from + n; seed++) try_seed(seed, bytes, &t);
     print_message("# %llu graphs, %lld refused, %lld elements, %lld undecided\n",
-                  (unsigned long long)n, (long long)refused, (long long)elements,
-                  (long long)undecided);
-    assert_int_equal(bad, 0);
+                  (unsigned long long)n, (long long)t.refused, (long long)t.elements,
+                  (long long)t.undecided);
+    assert_int_equal(t.bad, 0);
     /* The judgement has to stay one. */
-    assert_true(n < 100 || undecided * 4 < elements);
+    assert_true(n < 100 || t.undecided * 4 < t.elements);
+}
+
+/* What once failed. 5326: a value whose bound reaches beyond f32 on both sides of zero was said to be infinite. */
+static void test_seeds_kept(void **state) {
+    (void)state;
+    static const struct {
+        uint64_t seed;
+        size_t bytes;
+    } kept[] = {{5326, 240}};
+    struct tally t = {0};
+    for (size_t i = 0; i < sizeof kept / sizeof *kept; i++)
+        try_seed(kept[i].seed, kept[i].bytes, &t);
+    assert_int_equal(t.bad, 0);
 }
 
 int main(void) {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_judge),
-                                       cmocka_unit_test(test_random_graphs)};
+                                       cmocka_unit_test(test_random_graphs),
+                                       cmocka_unit_test(test_seeds_kept)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
