@@ -252,21 +252,8 @@ tier2() {
         unset DVM_ISA
     done
 
-    export DVM_UNIT_TIMEOUT=3600 DVM_TEST_TIMEOUT=600 # sanitizers are slow, machines may be busy
-    say "address and undefined behaviour sanitizers"
-    NOTE=asan
-    export ASAN_OPTIONS=${ASAN_OPTIONS:-detect_leaks=1:detect_stack_use_after_return=1}
-    export UBSAN_OPTIONS=${UBSAN_OPTIONS:-print_stacktrace=1:halt_on_error=1}
-    if built sanitized address,undefined; then
-        suite_unit "" && suite_golden "" && suite_kern "" && suite_cli ""
-    fi
-
-    say "thread sanitizer" # kern has one thread
-    NOTE=tsan
-    if built sanitized thread; then
-        suite_unit "" && suite_golden ""
-    fi
-
+    sanitized_suites address,undefined ""
+    sanitized_suites thread ""
     tier2_aarch64
     NOTE=
 
@@ -308,6 +295,23 @@ tier2_fuzz() {
     fuzz "${DVM_FUZZ_SECONDS:-60}" "" || true
     # shellcheck disable=SC2086
     [[ $FUZZED == "0 0" ]] || end $FUZZED 0
+}
+
+sanitized_suites() { # LIST PATTERN
+    local suite pattern=$2 suites=(unit golden kern cli)
+    say "sanitizers: $1"
+    NOTE=asan
+    # kern has one thread, the command passes them through.
+    [[ $1 != *thread* ]] || { NOTE=tsan; suites=(unit golden); }
+    case $2 in
+        unit | golden | kern | cli) suites=("$2") pattern= ;;
+        unit:* | golden:* | kern:* | cli:*) suites=("${2%%:*}") pattern=${2#*:} ;;
+    esac
+    export DVM_UNIT_TIMEOUT=3600 DVM_TEST_TIMEOUT=600 # they are slow, machines may be busy
+    export ASAN_OPTIONS=${ASAN_OPTIONS:-detect_leaks=1:detect_stack_use_after_return=1}
+    export UBSAN_OPTIONS=${UBSAN_OPTIONS:-print_stacktrace=1:halt_on_error=1}
+    built sanitized "$1" || return 0
+    for suite in "${suites[@]}"; do "suite_$suite" "$pattern"; done
 }
 
 tier2_aarch64() {

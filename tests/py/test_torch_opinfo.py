@@ -19,6 +19,7 @@ from dvm.torch.testing import lowered  # noqa: E402
 from torch._subclasses.fake_tensor import (  # noqa: E402
     DataDependentOutputException,
     DynamicOutputShapeException,
+    UnsupportedOperatorException,
 )
 from torch.fx.experimental.symbolic_shapes import (  # noqa: E402
     GuardOnDataDependentSymNode,
@@ -28,6 +29,13 @@ from torch.utils import _pytree as pytree  # noqa: E402
 
 pytestmark = pytest.mark.slow
 
+# Not in a graph of Dynamo: the op reads values, or torch has no rule for the shape of its result.
+NO_GRAPH = (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    GuardOnDataDependentSymNode,
+    UnsupportedOperatorException,
+)
 SAMPLES = int(os.environ.get("DVM_OPINFO_SAMPLES", "8"))
 # Random results, uninitialized memory, or a choice among equal answers.
 LEFT_OUT = (
@@ -53,9 +61,14 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(
-    "op", CASES, ids=lambda op: f"{op.name}.{op.variant_test_name}".rstrip(".")
-)
+def each(ops):
+    """A test for each operator, named after it."""
+    return pytest.mark.parametrize(
+        "op", ops, ids=lambda op: f"{op.name}.{op.variant_test_name}".rstrip(".")
+    )
+
+
+@each(CASES)
 def test_samples(op):
     for dtype in DTYPES:
         if not op.supports_dtype(dtype, "cpu"):
@@ -66,7 +79,13 @@ def test_samples(op):
             compare(op, sample, dtype)
 
 
-def compare(op, sample, dtype):
+@each([op for op in CASES if op.supports_dtype(torch.float32, "cpu")])
+def test_samples_of_any_size(op):
+    for sample in list(op.sample_inputs("cpu", torch.float32))[: min(SAMPLES, 2)]:
+        compare(op, sample, torch.float32, dynamic=True)
+
+
+def compare(op, sample, dtype, dynamic=False):
     leaves, spec = pytree.tree_flatten((sample.input, sample.args, sample.kwargs))
     at = [i for i, a in enumerate(leaves) if isinstance(a, torch.Tensor)]
     tensors = [leaves[i].detach() for i in at]
@@ -81,13 +100,9 @@ def compare(op, sample, dtype):
     with torch.no_grad():
         want = f(*map(copied, tensors))
         try:
-            low = lowered(f, *tensors)
-        except (
-            DataDependentOutputException,
-            DynamicOutputShapeException,
-            GuardOnDataDependentSymNode,
-        ):
-            return  # the op reads values: Dynamo would not put it into a graph
+            low = lowered(f, *tensors, dynamic=dynamic)
+        except NO_GRAPH:
+            return
         got = low(*map(copied, tensors))
         optable.note(low)
     for g, w in zip(pytree.tree_leaves(got), pytree.tree_leaves(want), strict=True):
@@ -104,9 +119,7 @@ GRADIENT_CASES = [
 ]
 
 
-@pytest.mark.parametrize(
-    "op", GRADIENT_CASES, ids=lambda op: f"{op.name}.{op.variant_test_name}".rstrip(".")
-)
+@each(GRADIENT_CASES)
 def test_gradients(op):
     for dtype in (torch.float32, torch.bfloat16):
         if dtype not in op.supported_backward_dtypes("cpu") or op.name in ROUNDED_INSIDE:
@@ -115,7 +128,13 @@ def test_gradients(op):
             compare_gradients(op, sample, dtype)
 
 
-def compare_gradients(op, sample, dtype):
+@each([op for op in GRADIENT_CASES if torch.float32 in op.supported_backward_dtypes("cpu")])
+def test_gradients_of_any_size(op):
+    for sample in list(op.sample_inputs("cpu", torch.float32, requires_grad=True))[:1]:
+        compare_gradients(op, sample, torch.float32, dynamic=True)
+
+
+def compare_gradients(op, sample, dtype, dynamic=False):
     leaves, spec = pytree.tree_flatten((sample.input, sample.args, sample.kwargs))
     at = [i for i, a in enumerate(leaves) if isinstance(a, torch.Tensor) and a.requires_grad]
     tensors = [leaves[i].detach() for i in at]
@@ -142,12 +161,8 @@ def compare_gradients(op, sample, dtype):
 
     try:
         want = f(*map(copied, tensors))
-        low = lowered(f, *tensors)
-    except (
-        DataDependentOutputException,
-        DynamicOutputShapeException,
-        GuardOnDataDependentSymNode,
-    ):
+        low = lowered(f, *tensors, dynamic=dynamic)
+    except NO_GRAPH:
         return
     except RuntimeError as error:
         if "can't be called" in str(error) or "Cannot call" in str(error):
