@@ -8,6 +8,7 @@ some rounds that alternate between the two, and their ratio (above 1: DVM is fas
     window           W = 1024 against a dense mask, beside 0.7 S / 2W
     packed           5000 short sequences: time by tokens
     decode           one row against a long cache, 8 query heads a key head
+    flex             flex_attention forward beside Inductor's; windows also beside the built-in band
 """
 
 from __future__ import annotations
@@ -145,18 +146,67 @@ def decode(o: argparse.Namespace) -> None:
             line(f"decode Skv{s} H32/4 D128 {name}", a, b, 32 * s * 128 * 4)
 
 
+def window_mask(b, h, i, j):  # type: ignore[no-untyped-def]
+    return (i >= j) & (i - j < 1024)
+
+
+def causal_mask(b, h, i, j):  # type: ignore[no-untyped-def]
+    return i >= j
+
+
+def softcap(s, b, h, i, j):  # type: ignore[no-untyped-def]
+    return 30 * torch.tanh(s / 30)
+
+
+def relative(s, b, h, i, j):  # type: ignore[no-untyped-def]
+    return s + 0.01 * (j - i)
+
+
+# name: (score_mod, mask_mod, built-in attention of the same result or None)
+FLEX = {
+    "window": (None, window_mask, {"sparse_mode": 4, "pre_tockens": 1023, "next_tockens": 0}),
+    "window softcap": (softcap, window_mask, None),
+    "causal": (None, causal_mask, {"sparse_mode": 2}),
+    "causal relative": (relative, causal_mask, None),
+    "full softcap": (softcap, None, None),
+}
+
+
+def flex(o: argparse.Namespace) -> None:
+    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+    d = 64
+    for s in o.sizes:
+        for name, (score, mask, kw) in FLEX.items():
+            q, k, v = (normal(1, o.heads, s, d) for _ in range(3))
+            blocks = mask and create_block_mask(mask, None, None, s, s, device="cpu")
+            fs = []
+            for backend in ("dvm", "inductor"):
+                torch.compiler.reset()
+                f = torch.compile(flex_attention, backend=backend)
+                fs.append(lambda f=f: f(q, k, v, score_mod=score, block_mask=blocks))  # noqa: B023
+            built_in = ours(q, k, v, False, scale=d**-0.5, **(kw or {}))
+            a, b = both(*fs, o.seconds)
+            extra = ""
+            if kw:
+                _, c = both(fs[0], built_in, o.seconds)
+                extra = f"{a / c:.2f} of the built-in band"
+            line(f"flex {name} S{s} H{o.heads} D{d}", a, b, extra=extra)
+
+
 PARTS = {
     "full": lambda o: dense(o, False),
     "causal": lambda o: dense(o, True),
     "window": window,
     "packed": packed,
     "decode": decode,
+    "flex": flex,
 }
 
 
 def main() -> None:
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    p.add_argument("parts", nargs="*", default=list(PARTS), help="full causal window packed decode")
+    p.add_argument("parts", nargs="*", default=list(PARTS), help=" ".join(PARTS))
     p.add_argument("--threads", type=int, default=1)
     p.add_argument("--seconds", type=float, default=1.0, help="for each pair")
     p.add_argument("--sizes", type=int, nargs="*", default=[512, 1024, 2048, 4096])

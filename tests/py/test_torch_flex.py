@@ -255,6 +255,68 @@ def test_captured(name):
         agree(a, b.double(), at=i)
 
 
+def usual(name):
+    """score_mod, mask_mod, tensors, captured tensors with gradients: what models pass."""
+    lengths, offset = torch.tensor([100, 37]), torch.tensor(50)
+    valid = normal(2, 140, seed=7) < 0.5
+    half = normal(HEADS, 300, dtype=BF16, seed=4).requires_grad_()
+    turned = normal(300, HEADS, seed=4).requires_grad_()
+    whole = normal(2, HEADS, 140, 140, seed=4).requires_grad_()
+    numbers = normal(140, seed=8)
+    by_rows = [x.detach().transpose(1, 2).contiguous().transpose(1, 2) for x in problem(rows=140)]
+    by_name = {
+        "lengths": (None, lambda b, h, i, j: j < lengths[b]),
+        "padding": (None, lambda b, h, i, j: valid[b, j]),
+        "decoding": (None, lambda b, h, i, j: i + offset >= j, problem(rows=1, keys=60)),
+        "rows_first": (relative, causal, [x.requires_grad_() for x in by_rows]),
+        "half_bias": (lambda s, b, h, i, j: s + half[h, i - j + 140], causal, None, [half]),
+        "turned_bias": (
+            lambda s, b, h, i, j: s + turned.t()[h, i - j + 140],
+            causal,
+            None,
+            [turned],
+        ),
+        "whole_bias": (lambda s, b, h, i, j: s + whole[b, h, i, j], None, None, [whole]),
+        "read_of_read": (lambda s, b, h, i, j: s + numbers[lengths[b] - 1], None),
+        "minus_infinity": (lambda s, b, h, i, j: torch.where(i >= j, s, -math.inf), None),
+        "modulo": (None, lambda b, h, i, j: (i % 7 == j % 7) | (i // 16 == j // 16)),
+    }
+    score_mod, mask_mod, *rest = by_name[name]
+    tensors, captured = (*rest, *(None, [])[len(rest) :])
+    return score_mod, mask_mod, tensors or problem(rows=140), captured
+
+
+USUAL = ("lengths", "padding", "decoding", "rows_first", "half_bias", "turned_bias", "whole_bias",
+         "read_of_read", "minus_infinity", "modulo")  # fmt: skip
+
+
+@pytest.mark.parametrize("name", some_slow(USUAL, set(USUAL) - {"padding", "turned_bias"}))
+def test_usual(name):
+    score_mod, mask_mod, tensors, captured = usual(name)
+    q, k, v = tensors
+    mask = block_mask(mask_mod, q, k, batch=2 if name in ("lengths", "padding") else None)
+    f = compiled(lambda q, k, v: flex_attention(q, k, v, score_mod=score_mod, block_mask=mask))
+    out = f(q, k, v)
+    g = normal(*out.shape, seed=5)
+    grads = torch.autograd.grad(out, [*tensors, *captured], g)
+    counted(2)
+    assert q.shape != out.shape or out.stride() == q.stride()
+    want, _ = reference(*(x.double() for x in tensors), score_mod, mask_mod)
+    agree(out, want, at="output")
+    wanted = torch.autograd.grad(want, [*tensors, *captured], g.double())
+    for i, (a, b) in enumerate(zip(grads, wanted, strict=True)):
+        agree(a, b.double(), a.dtype, at=i)
+
+
+@pytest.mark.parametrize("shape", [(0, HEADS, 20, 16), (2, HEADS, 0, 16)])
+def test_nothing_to_do(shape):
+    q, k, v = (torch.zeros(shape, requires_grad=True) for _ in range(3))
+    out = compiled(lambda *x: flex_attention(*x, score_mod=softcap))(q, k, v)
+    assert out.shape == shape
+    for x in torch.autograd.grad(out, (q, k, v), torch.ones_like(out)):
+        assert x.shape == shape
+
+
 def test_number_with_a_gradient():
     """torch's own implementation cannot do this one at all."""
     t = torch.tensor(1.3, requires_grad=True)

@@ -138,6 +138,7 @@ class Lowering:
             args = [*_tile_inputs(), *self.captured]
             gm = make_fx(f, decomposition_table=decomp.table())(*args)
         _plain_numbers(gm)
+        _read_in_place(gm)
         gm.graph.eliminate_dead_code()
         fn = self._lower(gm)
         probe = fn.bound(
@@ -190,6 +191,32 @@ def _plain_numbers(gm: GraphModule) -> None:
                 number = gm.graph.call_function(torch.ops.aten.full.default, args, kw)
             number.meta["val"] = node.meta["val"]
             node.replace_all_uses_with(number)
+
+
+def _permutation(node: Any) -> list[int] | None:
+    """Axes of the operand in the order of the result, where the node only reorders them."""
+    if not isinstance(node, Node) or node.op != "call_function":
+        return None
+    rank, name = node.meta["val"].dim(), str(node.target)
+    order = list(range(rank))
+    if name == "aten.t.default":
+        return order[::-1]
+    if name == "aten.transpose.int":
+        a, b = node.args[1] % rank, node.args[2] % rank
+        order[a], order[b] = b, a
+        return order
+    return [d % rank for d in node.args[1]] if name == "aten.permute.default" else None
+
+
+def _read_in_place(gm: GraphModule) -> None:
+    """Elements of a tensor with its axes reordered are read where it lies."""
+    for node in gm.graph.find_nodes(op="call_function", target=torch.ops.aten.index.Tensor):
+        source, places = node.args
+        order = _permutation(source)
+        if order is None or len(places) != len(order) or None in places:
+            continue
+        moved = dict(zip(order, places, strict=True))
+        node.args = (source.args[0], [moved[d] for d in range(len(order))])
 
 
 def _like(c: Any) -> Any:
@@ -246,6 +273,9 @@ def _addends(node: Node) -> list[tuple[Node, list[Node]]]:
         return [(value, list(places))]
     if not node.meta["val"].dim():
         return [(node, [])]
+    order = _permutation(node)
+    if order is not None:
+        return [(v, [p[d] for d in order] if p else p) for v, p in _addends(node.args[0])]
     if name == "aten.add.Tensor" and not node.kwargs:
         return [a for n in node.args for a in _addends(n)]
     raise Unsupported(f"gradient of a captured tensor through {name}")
