@@ -34,7 +34,7 @@ from .reference_text import Reference
 from .rows_attn import take_attention
 
 # Rows register themselves.
-from . import rows_index, rows_nn, rows_point, rows_reduce, rows_shape  # isort: skip  # noqa: F401
+from . import rows_index, rows_nn, rows_point, rows_reduce, rows_scatter  # isort: skip  # noqa: F401
 
 allow_gradients()
 
