@@ -296,7 +296,7 @@ class Kernel(ops.Operations):
             return
         try:
             node._val = node._low(b.graph, *node._args)
-        except (_dvm.Error, OverflowError) as error:
+        except (_dvm.Error, OverflowError, TypeError, ValueError) as error:
             raise _placed(error, node) from error.__cause__
         spec = node._with
         if spec is not None:
@@ -510,9 +510,9 @@ class Kernel(ops.Operations):
         """The next output with the last axis enlarged by `pad_size` zeros. Older form: a tuple of
         pads of the last axes.
         """
-        pads = (pad_size,) if isinstance(pad_size, int) else tuple(pad_size)
-        if any(p < 0 for p in pads):
-            raise ArgumentError(f"pad_store: pads are not negative, given {pads}")
+        pads = shape_arg(pad_size)
+        if not all(isinstance(p, int) and p >= 0 for p in pads):
+            raise ArgumentError(f"pad_store: pads are integers from 0, given {pad_size!r}")
         return self._store("pad_store", x, dtype, StoreSpec(None, pads))
 
     def concat_store(self, xs: Sequence[NDObject], dim: int) -> NDObject:
@@ -530,6 +530,8 @@ class Kernel(ops.Operations):
 
     def set_load_bind(self, load: NDObject, source: NDObject) -> None:
         """The load reads what `source` (a store or a tensor argument) holds, in its own shape."""
+        if type(source) is not NDObject:
+            raise ArgumentError(f"set_load_bind: expected a value of the kernel, given {source!r}")
         if source._k is not self:
             raise _dvm.ForeignValueError("set_load_bind: a value of another kernel")
         _spec_of(load, LoadSpec, "set_load_bind").bound = source
@@ -571,6 +573,8 @@ class Kernel(ops.Operations):
 
     def set_kernel_info(self, name: str, fullname: str = "", *_: Any) -> None:
         """Names for profiles and texts."""
+        if not isinstance(name, str):
+            raise ArgumentError(f"set_kernel_info: a name is a string, given {name!r}")
         self._name = re.sub(r"[^A-Za-z0-9_.]", "_", name)[:63]
         if self._build is not None and self._name:
             self._build.graph.set_name(self._name)
@@ -579,12 +583,16 @@ class Kernel(ops.Operations):
         """Source position ("file:line") that errors name for the lines that follow; None: that of
         the caller.
         """
+        if where is not None and not isinstance(where, str):
+            raise ArgumentError(f"at: a position is a string such as 'model.py:17', given {where!r}")
         self._position = where
 
     def clone(self, base: Kernel, remap: Sequence[Any] = ()) -> tuple[Any, ...]:
         """Replaces the program of this kernel by a copy of another's, its type included. Returns
         the new objects that stand for those of `remap`.
         """
+        if not isinstance(base, Kernel):
+            raise ArgumentError(f"clone: expected a Kernel, given {base!r}")
         self._kind, self._flags, self._strict = base._kind, base._flags, base._strict
         self._rank_given, self._name, self.ker_type = base._rank_given, base._name, base.ker_type
         self._clear()
@@ -647,6 +655,8 @@ def _placed(error: Exception, node: NDObject) -> _dvm.Error:
     """An error of a line with the line's place and operation in its text, where they lack."""
     if isinstance(error, OverflowError):
         error = ArgumentError("a number beyond 64 bits")
+    elif not isinstance(error, _dvm.Error):  # an argument that is no integer, list or number
+        error = ArgumentError(str(error))
     text, place = str(error), f"{node._where}: "
     text = text.removeprefix(place)
     if not re.match(r"in \w+(?: \(%\d+\))?: ", text):

@@ -351,6 +351,8 @@ def low_stack(g: Any, xs: Sequence[NDObject], axis: int) -> Any:
 def low_pad(g: Any, v: Any, pads: Sequence[int], code: int) -> Any:
     """Zeros behind the last axes, pads aligned at the right."""
     rank = rank_of(v)
+    if len(pads) > rank:
+        raise ShapeError(f"{len(pads)} pads for a value of rank {rank}")
     for axis, pad in zip(range(rank - len(pads), rank), pads, strict=True):
         if pad:
             sizes = sizes_of(g, v)
@@ -359,7 +361,11 @@ def low_pad(g: Any, v: Any, pads: Sequence[int], code: int) -> Any:
     return v
 
 
-def _axis(what: str, axis: int, rank: int) -> int:
+def _axis(what: str, axis: Any, rank: int) -> int:
+    try:
+        axis = operator.index(axis)
+    except TypeError:
+        raise ArgumentError(f"in {what}: an axis is an integer, given {axis!r}") from None
     if not -rank <= axis < rank:
         raise ShapeError(f"in {what}: axis {axis} is out of range for rank {rank}")
     return axis % rank
@@ -367,6 +373,7 @@ def _axis(what: str, axis: int, rank: int) -> int:
 
 # ------------------------------------------------------------------------------------------ methods
 
+_REDUCTIONS = ("sum", "prod", "max", "min", "amax", "amin", "any", "all", "mean", "var", "std")
 _UNARY_NAMES = {
     "Sqrt": "sqrt", "Abs": "abs", "Log": "log", "Exp": "exp", "Reciprocal": "reciprocal",
     "IsFinite": "isfinite", "LogicalNot": "logical_not", "Round": "round", "Floor": "floor",
@@ -829,20 +836,29 @@ class Operations:
         if isinstance(b, ScalarRef):
             self._use(b)
             return b
-        return b if b is None or isinstance(b, Dim) else operator.index(b)
+        if b is None or isinstance(b, Dim):
+            return b
+        try:
+            return operator.index(b)
+        except TypeError:
+            raise ArgumentError(
+                f"slice_dim: a bound is an integer, a size or a ScalarRef, given {b!r}"
+            ) from None
+
+    def _several(self, what: str, xs: Any) -> list[NDObject]:
+        """Operands of concat and stack."""
+        if not isinstance(xs, (list, tuple)) or not xs:
+            raise ArgumentError(f"{what}: expected a list of at least one value, given {xs!r}")
+        return [self._tensor(what, x) for x in xs]
 
     def concat(self, xs: Sequence[NDObject], axis: int = 0) -> NDObject:
         """Values of one dtype side by side along an axis."""
-        xs = [self._tensor("concat", x) for x in xs]
-        if not xs:
-            raise ArgumentError("concat: at least one value")
+        xs = self._several("concat", xs)
         return self._emit("concat", xs[0]._dtype, low_concat, xs, axis)
 
     def stack(self, xs: Sequence[NDObject], axis: int = 0) -> NDObject:
         """Values of one dtype and shape side by side along a new axis."""
-        xs = [self._tensor("stack", x) for x in xs]
-        if not xs:
-            raise ArgumentError("stack: at least one value")
+        xs = self._several("stack", xs)
         return self._emit("stack", xs[0]._dtype, low_stack, xs, axis)
 
     def gather(self, x: NDObject, index: NDObject, axis: int = 0, gather_mode: int = 0) -> NDObject:
@@ -878,7 +894,10 @@ class Operations:
 
     def reduce(self, name: str, x: NDObject, dims: Any = (), keepdims: bool = False) -> NDObject:
         """A reduction by name: "sum", "max", "min", ..."""
-        return _named(self, {}, name.lower())(x, dims, keepdims)
+        method = name.lower() if isinstance(name, str) else name
+        if method not in _REDUCTIONS:
+            raise ArgumentError(f"reduce: {', '.join(_REDUCTIONS)}, given {name!r}")
+        return getattr(self, method)(x, dims, keepdims)
 
     def sum(
         self, x: NDObject, dims: Any = (), keepdims: bool = False, dtype: Any = None
@@ -1069,7 +1088,7 @@ def _unsupported(name: str, instead: str) -> UnsupportedError:
 
 
 def _named(kernel: Any, names: dict[str, str], name: str) -> Callable[..., NDObject]:
-    found = names.get(name, name)
+    found = names.get(name, name) if isinstance(name, str) else "_"
     method = None if found.startswith("_") else getattr(kernel, found, None)
     if method is None:
         raise ArgumentError(f"there is no operation named {name!r}")

@@ -69,12 +69,16 @@ class PyKernel(Kernel):
         if type(ref) is not NDObject or type(ref._with) is not LoadSpec or ref._k is not self:
             raise ArgumentError(f"input: expected a load of this kernel, given {ref!r}")
         want = ref._with.dtype
-        array = arrays.as_array(value, want)
+        try:
+            array, first = arrays.as_array(value, want), operator.index(offset)
+        except (TypeError, ValueError) as error:
+            raise ArgumentError(
+                f"input: expected an array and an integer offset: {error}"
+            ) from None
         given = arrays.dtype_of_array(array)
         if given is not want:
             hint = "; convert with convert_to_bf16" if want.name == "bfloat16" else ""
             raise DTypeError(f"input: expected {want}, given {given}{hint}")
-        first = operator.index(offset)
         if not 0 <= first <= array.size:
             raise ShapeError(
                 f"input: the offset is 0 to {array.size}, the elements of the array, given {first}"

@@ -410,3 +410,38 @@ def test_runner_offsets():
     k.input(a, x, 9)
     with pytest.raises(dvm.ShapeError, match=r"shape \[2\] at offset 9 needs 11 .*has 10"):
         k.run()
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "k.sum(x, 'a')", "k.sum(x, 1.5)", "k.concat(x, 0)", "k.concat(None)", "k.concat([])",
+        "k.stack(x)", "k.stack([x], 'a')", "k.reshape(x, None)", "k.iota([2], 'a')",
+        "k.slice_dim(x, 0, 'a')", "k.slice_dim(x, 0, 0, 1, 0)", "k.slice_dim(x, '0', 0)",
+        "k.transpose(x, 'a')", "k.transpose(x, 0.0, 1)", "k.var(x, [0], correction='a')",
+        "k.cumsum(x, None)", "k.argmax(x, [0])", "k.argmax(x, 'a')", "k.unary(3, x)",
+        "k.unary('nope', x)", "k.binary('__init__', x, x)", "k.reduce('load', x)",
+        "k.reduce(None, x)", "k.pad_store(x, 'a')", "k.pad_store(x, -1)",
+        "k.pad_store(x, [1, 2, 3])", "k.gather(x, i, 'a')", "k.one_hot(i, 'a', 0, 1, 0)",
+        "k.one_hot(i, 3, 0, 'a', 0)", "k.set_load_bind(x, 3)", "k.set_load_bind(3, x)",
+        "k.clone(3)", "k.at(5)", "k.set_kernel_info(None)", "k.cast(x, None)", "k.add(x, 1j)",
+        "k.add(x, np.ones(3))", "k.full('a', [2])", "k.full(1, None)", "k.load([[2]])",
+        "dvm.PyKernel('split').input(3, X)",
+    ],
+)  # fmt: skip
+def test_arguments_of_the_wrong_kind(line):
+    """Every argument of every method is refused with an error of ours."""
+    k = dvm.Kernel("split")
+    x, i = k.load([2, 3], dvm.float32), k.load([2, 3], dvm.int64)
+    with pytest.raises(dvm.Error):
+        eval(line, globals(), {"k": k, "x": x, "i": i})
+    k.store(k.add(x, x))  # the kernel is still good
+    k.compile()
+
+
+def test_wrong_inputs_of_the_runner():
+    k = dvm.PyKernel("split")
+    x = k.load([4], dvm.float32)
+    for args in [("a",), (X, "a"), (X, 1.5), (np.ones(4),), (np.ones(4, complex),)]:
+        with pytest.raises(dvm.Error):
+            k.input(x, *args)
