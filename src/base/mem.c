@@ -81,6 +81,12 @@ void dvm_arena_drop(struct dvm_arena *a) {
     a->cur = a->end = NULL;
 }
 
+bool dvm_arena_within(struct dvm_arena *a, struct dvm_arena *outer, size_t size) {
+    a->cur = dvm_arena_raw(outer, size);
+    a->end = a->cur ? a->cur + size : NULL;
+    return a->cur != NULL;
+}
+
 void dvm_arena_release(struct dvm_arena *a, struct dvm_arena_mark m) {
     while (a->head != m.head) {
         struct dvm_arena_chunk *c = a->head;
@@ -88,7 +94,7 @@ void dvm_arena_release(struct dvm_arena *a, struct dvm_arena_mark m) {
         a->mem->fn(a->mem->user, c, c->size, 0);
     }
     a->cur = m.cur;
-    a->end = m.head ? (char *)m.head + m.head->size : NULL;
+    a->end = m.end;
 }
 
 void *dvm_arena_slow(struct dvm_arena *a, size_t size) {

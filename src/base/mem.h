@@ -46,13 +46,15 @@ void dvm_arena_init(struct dvm_arena *a, const struct dvm_mem *m);
 /* Keeps the newest chunk for reuse. */
 void dvm_arena_reset(struct dvm_arena *a);
 void dvm_arena_drop(struct dvm_arena *a);
+/* Begins a fresh arena in memory of another one, so that little needs no chunk of its own. */
+bool dvm_arena_within(struct dvm_arena *a, struct dvm_arena *outer, size_t size);
 /* What was taken since the mark is free again. */
 struct dvm_arena_mark {
     struct dvm_arena_chunk *head;
-    char *cur;
+    char *cur, *end;
 };
 DVM_INLINE struct dvm_arena_mark dvm_arena_mark(const struct dvm_arena *a) {
-    return (struct dvm_arena_mark){a->head, a->cur};
+    return (struct dvm_arena_mark){a->head, a->cur, a->end};
 }
 void dvm_arena_release(struct dvm_arena *a, struct dvm_arena_mark m);
 void *dvm_arena_slow(struct dvm_arena *a, size_t size);

@@ -600,8 +600,12 @@ static int emit_ew(struct planner *p, struct sb *b, uint32_t n, const struct vie
 static bool keep_there(struct planner *p, const struct sb *b, uint32_t n) {
     struct pnode *x = &p->node.p[n];
     int32_t here = b->g->index;
-    if (!dvm_plan_touch_node(p, n)) return false;
-    if (x->seen == 0) x->seen = (uint32_t)here + 1;
+    if (x->seen == 0) {
+        uint32_t *at = PUSH(p, p->seen);
+        if (!at) return false;
+        *at = n;
+        x->seen = (uint32_t)here + 1;
+    }
     int32_t there = x->need >= 0 ? x->need : (int32_t)x->seen - 1;
     if (there >= here || x->uses < 2 || x->cost < HEAVY || x->mat || x->min_group > there)
         return false;
@@ -611,6 +615,7 @@ static bool keep_there(struct planner *p, const struct sb *b, uint32_t n) {
         stop_at(p, STOP_MAT, n);
         return false;
     }
+    if (!dvm_plan_touch_node(p, n)) return false;
     x->mat = MAT_NEAR;
     x->group = there;
     if (x->need < 0) x->pass = 0;

@@ -507,7 +507,7 @@ static bool visit_from(struct planner *p, uint32_t *i) {
         p->visits++;
         p->work++;
         p->visited = DVM_MAX(p->visited, *i + 1);
-        dvm_plan_mark(p, *i);
+        if (!dvm_plan_mark(p, *i)) return false;
         analyse(p, *i);
         if (!visit(p, *i) || p->stop != STOP_NONE) return false;
     }
@@ -520,8 +520,10 @@ dvm_status dvm_plan_groups(struct planner *p) {
     keep_gathered(p);
     p->mark = dvm_arena_raw(p->a, sizeof *p->mark * (p->node.n + 1));
     if (!p->mark) return DVM_ERR_NOMEM;
+    if (!dvm_arena_within(&p->grouping, p->keep, 4096 + 96 * (size_t)p->node.n))
+        return DVM_ERR_NOMEM;
     p->a = &p->grouping;
-    dvm_plan_mark(p, 1);
+    if (!dvm_plan_mark(p, 1)) return DVM_ERR_NOMEM;
     start_again(p);
     uint64_t tries = 64 + 64 * (uint64_t)p->node.n;
     uint32_t i = 1;

@@ -190,7 +190,7 @@ struct open_value {
 /* Where things stood before a node was visited (undo.c). */
 struct undo;
 struct mark {
-    DVM_VEC(void) buffer, root, group, param;
+    DVM_VEC(void) buffer, root, group, param, seen;
     struct undo *undo;
     struct dvm_arena_mark arena;
 };
@@ -210,6 +210,7 @@ struct planner {
     DVM_VEC(struct root) root;
     DVM_VEC(struct group *) group;
     DVM_VEC(struct dvm_pparam) param;
+    DVM_VEC(uint32_t) seen;  /* nodes that were inlined, in order */
     DVM_VEC(struct cut) cut; /* found so far */
     enum stop stop;
     uint32_t stop_node;
@@ -221,12 +222,13 @@ struct planner {
     int below; /* and in the roots that wait for it */
     struct open_value *open;
     struct undo *undo; /* newest first */
-    struct mark *mark; /* by node */
-    uint32_t back_at;  /* node that grouping went back to */
-    uint32_t visited;  /* nodes from here on never were */
-    uint32_t visits;   /* nodes visited so far, every time */
-    uint64_t work;     /* and values emitted: what planning cost */
-    bool cut_full;     /* a kernel was cut because its strip was full */
+    DVM_VEC(struct mark) marks;
+    uint32_t *mark;   /* by node, in marks: as before its newest visit */
+    uint32_t back_at; /* node that grouping went back to */
+    uint32_t visited; /* nodes from here on never were */
+    uint32_t visits;  /* nodes visited so far, every time */
+    uint64_t work;    /* and values emitted: what planning cost */
+    bool cut_full;    /* a kernel was cut because its strip was full */
 };
 
 /* arena growth of a DVM_VEC; false (p->st set) without memory */
@@ -250,7 +252,7 @@ bool dvm_plan_touch_node(struct planner *p, uint32_t n);
 bool dvm_plan_touch_buffer(struct planner *p, int32_t i);
 bool dvm_plan_touch_group(struct planner *p, struct group *g);
 bool dvm_plan_touch_sb(struct planner *p, struct sb *b);
-void dvm_plan_mark(struct planner *p, uint32_t i);
+bool dvm_plan_mark(struct planner *p, uint32_t i);
 void dvm_plan_go_back(struct planner *p, uint32_t i);
 /* Merges and orders the axes of every kernel; p->stop set when a kernel cannot have one strip axis. */
 void dvm_plan_axes(struct planner *p); /* axes.c */

@@ -53,14 +53,32 @@ bool dvm_plan_touch_sb(struct planner *p, struct sb *b) {
 /* Arrays only grow, and one that moves leaves its elements behind: the old place serves again after going back. */
 #define NOTE(m, v) ((m).p = (v).p, (m).n = (v).n, (m).cap = (v).cap)
 
-void dvm_plan_mark(struct planner *p, uint32_t i) {
-    struct mark *m = &p->mark[i];
+/* Most nodes are no roots and change nothing. */
+static bool as_marked(const struct planner *p, const struct mark *m) {
+    return m->arena.cur == p->a->cur && m->undo == p->undo && m->buffer.n == p->buffer.n &&
+           m->root.n == p->root.n && m->group.n == p->group.n && m->param.n == p->param.n &&
+           m->seen.n == p->seen.n;
+}
+
+bool dvm_plan_mark(struct planner *p, uint32_t i) {
+    if (p->marks.n && as_marked(p, &p->marks.p[p->marks.n - 1])) {
+        p->mark[i] = p->marks.n - 1;
+        return true;
+    }
+    struct dvm_arena *current = p->a;
+    p->a = p->keep;
+    struct mark *m = PUSH(p, p->marks);
+    p->a = current;
+    if (!m) return false;
+    p->mark[i] = p->marks.n - 1;
     NOTE(m->buffer, p->buffer);
     NOTE(m->root, p->root);
     NOTE(m->group, p->group);
     NOTE(m->param, p->param);
+    NOTE(m->seen, p->seen);
     m->undo = p->undo;
     m->arena = dvm_arena_mark(p->a);
+    return true;
 }
 
 static void restore(struct planner *p, const struct undo *u) {
@@ -79,11 +97,14 @@ static void restore(struct planner *p, const struct undo *u) {
 }
 
 void dvm_plan_go_back(struct planner *p, uint32_t i) {
-    const struct mark *m = &p->mark[i];
+    const struct mark *m = &p->marks.p[p->mark[i]];
+    p->marks.n = p->mark[i] + 1;
     NOTE(p->buffer, m->buffer);
     NOTE(p->root, m->root);
     NOTE(p->group, m->group);
     NOTE(p->param, m->param);
+    for (uint32_t k = m->seen.n; k < p->seen.n; k++) p->node.p[p->seen.p[k]].seen = 0;
+    NOTE(p->seen, m->seen);
     for (; p->undo != m->undo; p->undo = p->undo->older) restore(p, p->undo);
     dvm_arena_release(p->a, m->arena);
     p->stop = STOP_NONE;

@@ -121,24 +121,29 @@ dvm_status dvm_run(dvm_kernel *k, int n_in, const dvm_arg *in, int n_out, const 
 
 /* ---- workspace -------------------------------------------------------------------------------------------- */
 
-static char *take_ws(struct dvm_kernel *k, size_t size) {
+/* At least *size bytes; *size is what they are. */
+static char *take_ws(struct dvm_kernel *k, size_t *size) {
     char *ws = NULL;
     pthread_mutex_lock(&k->lock);
-    if (k->ws && k->ws_size >= size) {
+    if (k->ws && k->ws_size >= *size) {
         ws = k->ws;
+        *size = k->ws_size;
         k->ws = NULL;
     }
     pthread_mutex_unlock(&k->lock);
-    return ws ? ws : k->mem.fn(k->mem.user, NULL, 0, size);
+    return ws ? ws : k->mem.fn(k->mem.user, NULL, 0, *size);
 }
 
 /* Kept for the next run when it is the largest so far. */
 static void give_ws(struct dvm_kernel *k, char *ws, size_t size) {
     pthread_mutex_lock(&k->lock);
-    if (!k->ws) {
+    if (!k->ws || k->ws_size < size) {
+        char *old = k->ws;
+        const size_t old_size = k->ws_size;
         k->ws = ws;
         k->ws_size = size;
-        ws = NULL;
+        ws = old;
+        size = old_size;
     }
     pthread_mutex_unlock(&k->lock);
     if (ws) k->mem.fn(k->mem.user, ws, size, 0);
@@ -178,7 +183,7 @@ dvm_status dvm_run_record(struct dvm_kernel *k, struct launch_record *r, const d
     dvm_status st = dvm_check_overlap(k, r, in, out, ptr, &l.alias, &copies);
     size_t ws_size = p->workspace;
     if (st == DVM_OK && ws_size) {
-        l.ws = take_ws(k, ws_size);
+        l.ws = take_ws(k, &ws_size);
         if (!l.ws)
             st = dvm_err_set(DVM_ERR_NOMEM, "out of memory: %zu bytes of workspace", ws_size);
     }

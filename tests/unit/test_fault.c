@@ -289,11 +289,43 @@ static void test_threads(void **state) {
     balanced(&b, "threads", 0);
 }
 
+/* The largest workspace is the one that is kept: runs of a known shape ask for no memory, whatever ran before. */
+static void test_workspace_kept(void **state) {
+    (void)state;
+    struct balance b = {0};
+    dvm_options o = options(&b);
+    dvm_ctx *ctx;
+    struct prog p;
+    static float x[6], y[6];
+    const int64_t d[2] = {2, 3};
+    dvm_arg in = {.data = x, .dims = d, .rank = 2, .dtype = DVM_F32}, out = in;
+    out.data = y;
+    assert_int_equal(dvm_ctx_create(&o, &ctx), DVM_OK);
+    const char *text = "kernel split (x: f32[?, ?]) { %a = sum %x, dims=[0], keep %b = sub %x, %a "
+                       "%c = sum %b, dims=[1], keep %e = sub %b, %c store %e }";
+    assert_int_equal(prog_open(&p, ctx, text, "50, 60"), DVM_OK);
+    assert_int_equal(dvm_run(p.k, 1, &in, 1, &out), DVM_OK);
+    for (int i = 0; i < 2; i++) assert_int_equal(prog_run(&p), DVM_OK);
+    dvm_stats s;
+    assert_int_equal(dvm_kernel_stats(p.k, &s), DVM_OK);
+    assert_true(s.workspace > 0);
+    const long calls = b.calls;
+    for (int i = 0; i < 3; i++) {
+        assert_int_equal(prog_run(&p), DVM_OK);
+        assert_int_equal(dvm_run(p.k, 1, &in, 1, &out), DVM_OK);
+    }
+    assert_int_equal(b.calls, calls);
+    prog_close(&p);
+    dvm_ctx_destroy(&ctx);
+    balanced(&b, "workspaces", 0);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_whole_life), cmocka_unit_test(test_usable_after),
-        cmocka_unit_test(test_new_shape),  cmocka_unit_test(test_copied_input),
-        cmocka_unit_test(test_building),   cmocka_unit_test(test_threads),
+        cmocka_unit_test(test_whole_life),     cmocka_unit_test(test_usable_after),
+        cmocka_unit_test(test_new_shape),      cmocka_unit_test(test_copied_input),
+        cmocka_unit_test(test_building),       cmocka_unit_test(test_threads),
+        cmocka_unit_test(test_workspace_kept),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
