@@ -367,3 +367,16 @@ def test_integers_beyond_64_bits():
     assert forward(heads=1 << 64) == "head_num: an integer beyond 64 bits"
     lists = {"actual_seq_qlen": [3, 1 << 63], "actual_seq_kvlen": [3, 8]}
     assert forward(tnd(), layout="TND", **lists) == "actual_seq_qlen: an integer beyond 64 bits"
+
+
+def test_arguments_of_the_wrong_kind():
+    assert forward(heads="2") == "head_num: expected an integer, given '2'"
+    assert forward(heads=2.0) == "head_num: expected an integer, given 2.0"
+    assert forward(layout=3) == "input_layout: expected a string, given 3"
+    assert forward(layout="BN\0D") == "input_layout: expected a string, given 'BN\\x00D'"
+    assert forward(layout="\ud800") == "input_layout: expected a string, given '\\ud800'"
+    assert forward(scale="a") == "scale: expected a number, given 'a'"
+    assert forward(pre_tockens=None) == "pre_tockens: expected an integer, given None"
+    for bad in ([1.5], 3):
+        said = forward(tnd(), layout="TND", actual_seq_qlen=bad, actual_seq_kvlen=[8])
+        assert said == f"actual_seq_qlen: expected a list of integers, given {bad}"

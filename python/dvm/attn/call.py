@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import _dvm
@@ -76,10 +76,36 @@ def low(function: Any, spec: Spec, tensors: tuple[Any, ...]) -> Any:
         if not _suffix():
             raise
         raise type(error)(f"{error}{SUFFIX}") from None
+    except (TypeError, ValueError) as error:
+        if isinstance(error, _dvm.Error):
+            raise
+        raise _dvm.ArgumentError(f"{_wrong_kind(spec) or error}{_suffix()}") from None
 
 
 def _suffix() -> str:
     return "" if os.environ.get("TORCH_NPU_COMPACT_ERROR_OUTPUT") else SUFFIX
+
+
+def _wrong_kind(spec: Spec) -> str:
+    """What is said of the first argument that is no text, number, integer or list of integers."""
+
+    def is_integers(value: Any) -> bool:
+        return value is None or (
+            hasattr(value, "__iter__") and all(hasattr(n, "__index__") for n in value)
+        )
+
+    kinds: list[tuple[str, Callable[[Any], bool], tuple[str, ...]]] = [
+        ("a string", lambda v: isinstance(v, str) and v.isprintable(), Spec._fields[2:4]),
+        ("a number", lambda v: hasattr(v, "__float__"), Spec._fields[4:6]),
+        ("a list of integers", is_integers, Spec._fields[9:12]),
+        ("an integer", lambda v: hasattr(v, "__index__"), ("head_num", *Spec._fields[6:9])),
+    ]
+    for kind, fits, names in kinds:
+        for name in names:
+            value = getattr(spec, name)
+            if not fits(value):
+                return f"{name}: expected {kind}, given {value!r}"
+    return ""
 
 
 def _too_large(spec: Spec) -> list[str]:
