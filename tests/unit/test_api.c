@@ -99,7 +99,11 @@ static void test_context(void **state) {
     assert_int_equal(dvm_ctx_threads(NULL), 0);
     assert_string_equal(dvm_ctx_device(NULL), "");
     OK(dvm_ctx_create(&(dvm_options){.isa = "base", .threads = 4, .parallel = serial_loop}, &c));
+#if defined(__aarch64__) /* the one level there has machine code, the lowest of x86-64 has none */
+    assert_true(strncmp(dvm_ctx_device(c), "cpu base", 8) == 0);
+#else
     assert_string_equal(dvm_ctx_device(c), "cpu base");
+#endif
     struct prog p;
     OK(prog_open(&p, c, "kernel vector (x: f32[1000, 1000]) { %a = exp %x store %a }", NULL));
     OK(prog_run(&p));
