@@ -79,7 +79,13 @@ def test_samples(op):
             compare(op, sample, dtype)
 
 
-@each([op for op in CASES if op.supports_dtype(torch.float32, "cpu")])
+# torch cannot trace a change of symbolic sizes in place.
+FIXED_SIZES = ("resize_", "resize_as_")
+
+
+@each(
+    [op for op in CASES if op.supports_dtype(torch.float32, "cpu") and op.name not in FIXED_SIZES]
+)
 def test_samples_of_any_size(op):
     for sample in list(op.sample_inputs("cpu", torch.float32))[: min(SAMPLES, 2)]:
         compare(op, sample, torch.float32, dynamic=True)
