@@ -324,6 +324,7 @@ tier2_aarch64() {
         return 0
     fi
     local files=(--cross-file tools/cross/aarch64.ini) root=$ROOT/build-aarch64-root
+    export DVM_UNIT_TIMEOUT=3600 # an emulator is slow as well
     export DVM_EMU='qemu-aarch64 -L /usr/aarch64-linux-gnu'
     if foreign_cmocka arm64 "$root"; then
         files+=(--cross-file "$root/cmocka.ini")
