@@ -505,6 +505,21 @@ def test_other_reductions(rng):
     )
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64", "int64", "float16"])
+@pytest.mark.parametrize("n", [33, 76, 200, 1100])
+def test_cumsum_beside_an_operand_that_lies_along_the_rows(rng, dtype, n):
+    """The order of the sums is that of columns, in whatever pieces an operand is fetched."""
+    x = normal(rng, 2, n)
+    turned = rng.integers(-9, 9, (n, 2)).astype(dtype).T
+
+    @dvm.kernel
+    def sums(k, a, b):
+        a, b = k.load(a, "float32"), k.load(b, dtype)
+        return k.store(k.cumsum(k.add(a, k.cast(b, "float32"))))
+
+    assert sums(x, turned).tobytes() == sums(x, turned.copy()).tobytes()
+
+
 def test_reductions_with_nan():
     x = np.array([[1, np.nan, 3], [4, 5, 6]], F32)
     same(run(lambda k, a: k.max(a, [1]), x), np.max(x, 1))

@@ -396,12 +396,13 @@ static void check_program(struct prog *p, uint64_t seed) {
     for (int o = 0; o < p->s.nopnd; o++)
         if (places[o].n) memcpy(places[o].want, places[o].win, places[o].n);
     check_tiles(p, seed);
+    bool stream = below(2);
     for (int isa = lowest(); isa <= (int)best(); isa++) {
         if (dvm_jit_compile(&mem, &p->s, isa, &code) != DVM_OK) {
             print_program(p, dvm_error_text(), seed);
             fail();
         }
-        run(p, code, below(2));
+        run(p, code, stream);
         if (!compare(p)) {
             print_program(p, isa_name(isa), seed);
             fail();
