@@ -64,13 +64,19 @@ static void print_inputs(const struct session *s) {
 enum { MORE = 10 };
 static const double BUDGET = 0.2;
 
-static void print_times(struct session *s, double first, double best, int more) {
+static dvm_stats stats_of(const struct session *s) {
     dvm_stats st = {0};
     dvm_kernel_stats(s->kernel, &st);
+    return st;
+}
+
+/* planned: before the first run; where all sizes are fixed the plan is made with the kernel. */
+static void print_times(struct session *s, bool planned, double first, double best, int more) {
+    const dvm_stats st = stats_of(s);
     int threads = dvm_ctx_threads(s->ctx);
-    printf("  first  %.2f us, once for a shape: plan and bytecode %.1f us, then code, memory and "
-           "the run\n",
-           first * 1e6, (double)st.compile_ns * 1e-3);
+    printf("  plan   %.2f us, with its bytecode, once for a shape; %s the first run\n",
+           (double)st.compile_ns * 1e-3, planned ? "before" : "part of");
+    printf("  first  %.2f us, with memory and machine code\n", first * 1e6);
     printf("  again  %.2f us, fastest of %d (%.2f GB/s; %s, %d thread%s)\n", best * 1e6, more,
            (double)st.bytes_minimum / best * 1e-9, dvm_ctx_device(s->ctx), threads,
            threads == 1 ? "" : "s");
@@ -81,6 +87,7 @@ static int run(struct session *s, const struct options *o) {
     int64_t undecided;
     int more = 0;
     if (!session_bind(s)) return EXIT_INPUT;
+    const bool planned = stats_of(s).plans > 0;
     double begun = now_seconds();
     if (!session_run(s)) return EXIT_INPUT;
     double first = now_seconds() - begun, end = begun + first + BUDGET;
@@ -95,7 +102,7 @@ static int run(struct session *s, const struct options *o) {
     printf("kernel%s%s\n", *oracle_name(s->oracle) ? " " : "", oracle_name(s->oracle));
     print_inputs(s);
     for (int i = 0; i < s->nout; i++) print_output(s, i, o->print);
-    if (!o->no_time) print_times(s, first, best, more);
+    if (!o->no_time) print_times(s, planned, first, best, more);
     return !o->check || session_check(s, false, &worst, &undecided) ? EXIT_OK : EXIT_CHECK;
 }
 

@@ -464,8 +464,8 @@ def kernel(
     Args:
         ktype: vector, spec (vector:spec), split, seq, parallel, cube, mix or eager.
         dynamic: placeholders; True (default) compiles for the shapes of each call.
-        dyn_shape: declared loads; False (default) takes the sizes as written, True those of each
-            call's arguments.
+        dyn_shape: declared loads; False (default) holds arguments to the sizes as written, where -1
+            is any size; True takes rank and sizes of each call's arguments, whatever is written.
         strict: 16-bit floats are rounded after every operation.
 
     Raises:

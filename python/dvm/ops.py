@@ -11,6 +11,7 @@ Errors: DTypeError and ShapeError name the operands and the line of the user's f
 
 from __future__ import annotations
 
+import difflib
 import operator
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -391,6 +392,13 @@ class Operations:
     """Operations of a kernel under construction; Kernel derives from this."""
 
     _emit: Callable[..., NDObject]
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name, name=name)
+        near = difflib.get_close_matches(name, [n for n in dir(type(self)) if n[0] != "_"], 1)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        raise AttributeError(f"a kernel has no operation {name!r}{hint}", name=name)
 
     # ---------------------------------------------------------------- operands
 

@@ -223,6 +223,8 @@ dvm_status dvm_item_dim(struct dvm_reader *r, void *array, int i) {
 static dvm_status item_load_dim(struct dvm_reader *r, void *array, int i) {
     struct dvm_lex before = r->lx;
     const struct dvm_tok *t = &before.tok;
+    if (dvm_tok_is(t, "-"))
+        return dvm_lex_fail(LX, TOK, "a size is not negative; one that changes is ? or a name");
     if (t->kind == DVM_TOK_WORD && r->mode == DVM_READ_BUILD &&
         !dvm_names_find(&r->names, DVM_NAME_DIM, t) &&
         !dvm_names_find(&r->names, DVM_NAME_VALUE, t)) {

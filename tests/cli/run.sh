@@ -10,9 +10,10 @@ dvm run any.dvm --shape x=5 --fill 1 --print --no-time --check
 printf 'kernel split (t: f32[4, 2], i: i32[3]) {\n  %%a = gather %%t, %%i, axis=0, mode=slice\n  store %%a, strides=[1, 3]\n}\n' >g.dvm
 dvm run g.dvm --no-time --check | sed -n '/check/p'
 # what the first run costs, once, and what every further one does
-for n in '' '--repeat 3'; do
-    dvm run k.dvm --shape s=1 --fill 1 $n |
-        sed -n -e 's/^  first  [0-9.]* us, once for a shape: .*bytecode [0-9.]* us.*/  first/p' \
+for n in '--shape s=1' '--shape s=1 --repeat 3'; do
+    dvm run k.dvm $n --fill 1 |
+        sed -n -e 's/^  plan   [0-9.]* us, .* \(before\|part of\) the first run$/  plan, \1/p' \
+            -e 's/^  first  [0-9.]* us, .*/  first/p' \
             -e 's/^  again  [0-9.]* us, fastest of \([0-9]*\) ([0-9.]* GB.s; .*/  again, \1/p'
 done
 # several files, one behind the other; the worst exit code

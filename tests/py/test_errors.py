@@ -445,3 +445,12 @@ def test_wrong_inputs_of_the_runner():
     for args in [("a",), (X, "a"), (X, 1.5), (np.ones(4),), (np.ones(4, complex),)]:
         with pytest.raises(dvm.Error):
             k.input(x, *args)
+
+
+def test_a_misspelt_operation_gets_the_near_name():
+    k = dvm.PyKernel()
+    with pytest.raises(AttributeError, match=r"no operation .exq.; did you mean exp"):
+        k.exq(1)
+    with pytest.raises(AttributeError, match=r"no operation .zzzz.$"):
+        _ = k.zzzz
+    assert not hasattr(k, "_nothing")
