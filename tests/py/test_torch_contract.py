@@ -567,6 +567,7 @@ def test_other_graphs_keep_the_wrapper():
     assert not wrapper_is_left_out(lambda x, y: (x + y).t(), x, y)  # a view
     assert not wrapper_is_left_out(lambda x, y: x + y, x, y, dynamic=True)  # marks dynamic sizes
     assert not wrapper_is_left_out(lambda x, y: x + y, x.requires_grad_(), y)
+    assert not wrapper_is_left_out(lambda x, y: x > y, x, y)  # nothing to differentiate
     with torch.no_grad():
         assert wrapper_is_left_out(lambda x, y: x + y, x, y)
 

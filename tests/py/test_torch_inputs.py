@@ -153,6 +153,14 @@ def test_softmax_of_nothing_is_counted(caplog):
     assert sum("is run by torch" in m for m in caplog.messages) == 1
 
 
+@pytest.mark.parametrize("requires_grad", [True, False])
+def test_nothing_to_differentiate(requires_grad):
+    """All results are integers or booleans; the graph is one for inference, inputs may train."""
+    x = torch.randn(7, 5, requires_grad=requires_grad)
+    for f in (lambda x: x.to(torch.int64).sum(0), lambda x: (x > 0).any(1), lambda x: x.argmax(1)):
+        assert not compare(f, (x,), (x.t(),), (x[1:].detach(),)).rescued
+
+
 def unaligned(n):
     return torch.frombuffer(bytearray(4 * n + 1), dtype=torch.float32, offset=1, count=n).normal_()
 

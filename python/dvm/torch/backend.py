@@ -162,7 +162,8 @@ def _needs_no_wrapper(
 
     The wrapper (3 us a call) switches gradients and autocast off for the operators of torch, and
     repairs outputs that alias, arguments that were changed and tensor subclasses. A graph of
-    kernels alone with none of these does without. Anything unknown keeps the wrapper.
+    kernels alone with none of these does without, unless inputs require grad while torch records.
+    Anything unknown keeps the wrapper.
     """
     program = _program(call)
     if program is None or program.stats()["calls"]:
@@ -182,6 +183,7 @@ def _needs_no_wrapper(
             and len(meta.output_info) == len(outputs)
             and all(o.output_type is OutputType.non_alias for o in meta.output_info)
             and not any(i.mutates_data or i.mutates_metadata for i in meta.input_info)
+            and not (torch.is_grad_enabled() and any(i.requires_grad for i in meta.input_info))
             and not meta.dynamic_outputs
             and meta.grad_enabled_mutation is None
             and not meta.tokens
