@@ -479,7 +479,7 @@ static void compute(struct dvm_je *e, const struct dvm_mi *m, int u) {
     int r = first_of(e, d->cls, e->free[d->cls]);
     e->free[d->cls] &= ~(1u << r);
     own(e, m->d, u, r);
-    dvm_x_vec(&e->e, (enum dvm_x_op)m->op, m->attr, r, x, dvm_x_reg(y), 0);
+    dvm_x_vec(&e->e, (enum dvm_x_op)m->op, m->attr, r, x, dvm_x_reg(y), m->imm);
 }
 
 /* Nobody wants the result. */
