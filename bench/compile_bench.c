@@ -4,25 +4,15 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
+
+#include "timing.h"
 
 enum { REPEAT = 400 };
-
-static double now(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec * 1e9 + (double)t.tv_nsec;
-}
 
 static void must(dvm_status st) {
     if (st == DVM_OK) return;
     fprintf(stderr, "%s: %s\n", dvm_status_name(st), dvm_error_text());
     exit(1);
-}
-
-static int ascending(const void *a, const void *b) {
-    double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
 }
 
 static void report(const char *name, double *t, int n, int last) {

@@ -4,9 +4,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #include "rt/rt.h"
+#include "timing.h"
 
 enum { REPEAT = 200, MAX_TEXT = 1 << 20 };
 
@@ -14,21 +14,10 @@ static dvm_status (*make)(const struct dvm_dev *d, const struct dvm_mem *m,
                           const struct dvm_strip *s, struct dvm_code **out);
 static int strips;
 
-static double now(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec * 1e9 + (double)t.tv_nsec;
-}
-
 static void must(dvm_status st) {
     if (st == DVM_OK) return;
     fprintf(stderr, "%s: %s\n", dvm_status_name(st), dvm_error_text());
     exit(1);
-}
-
-static int ascending(const void *a, const void *b) {
-    double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
 }
 
 static dvm_status timed(const struct dvm_dev *d, const struct dvm_mem *m, const struct dvm_strip *s,

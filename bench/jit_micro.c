@@ -9,22 +9,16 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "base/cpuflags.h"
 #include "base/err.h"
+#include "timing.h"
 #include "vm/cpu/jit/jit.h"
 
 static const struct dvm_mem mem = {dvm_mem_system, NULL};
 static int isa;
 static char folder[] = "/tmp/dvm-jit-micro-XXXXXX";
-
-static double now(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec * 1e9 + (double)t.tv_nsec;
-}
 
 /* ---- strips by hand */
 

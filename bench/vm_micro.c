@@ -8,16 +8,10 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #include "base/mem.h"
+#include "timing.h"
 #include "vm/dev.h"
-
-static double now(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec * 1e9 + (double)t.tv_nsec;
-}
 
 /* ---- strips by hand */
 
@@ -382,7 +376,7 @@ static void fill_inputs(void) {
     X = big(BIG * 4), Y = big(BIG * 4), Z = big(BIG * 4), W = big(1 << 20), V = big(1 << 20);
     HX = big(BIG * 2), HY = big(BIG * 2), HZ = big(BIG * 2);
     for (int i = 0; i < BIG; i++) {
-        X[i] = (float)((i * 7919) % 2001 - 1000) / 250.0f;
+        X[i] = (float)((int64_t)i * 7919 % 2001 - 1000) / 250.0f;
         Y[i] = (float)((i * 104729) % 1999 - 1000) / 333.0f;
         uint32_t u;
         memcpy(&u, &X[i], 4);

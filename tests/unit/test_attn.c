@@ -15,14 +15,10 @@
 
 #include <dvm/attn.h>
 
+#include "buffers.h"
 #include "graphs.h"
 
 enum { B = 2, NQ = 4, NKV = 2, SQ = 230, SKV = 300, D = 40, D2 = 72, LAST = 8 };
-
-static float rnd(uint64_t *seed) {
-    *seed = *seed * UINT64_C(6364136223846793005) + 1442695040888963407u;
-    return (float)((int64_t)(*seed >> 40) - (1 << 23)) / (1 << 22);
-}
 
 /* ---- one problem with all its buffers ----------------------------------------------------------------------------- */
 
@@ -31,12 +27,9 @@ static const int64_t dim_v[] = {B, NKV, SKV, D2}, dim_o[] = {B, NQ, SQ, D2};
 static const int64_t dim_s[] = {B, NQ, SQ, LAST}, dim_pse[] = {1, NQ, SQ, SKV}, dim_sink[] = {NQ};
 
 enum { IQ, IK, IV, IPSE, ISINK, IDY, IOUT, IMAX, ISUM, IDQ, IDK, IDV, IDPSE, IDSINK, NBUF };
-static const struct {
-    const int64_t *dims;
-    int rank;
-} form[NBUF] = {{dim_q, 4}, {dim_k, 4}, {dim_v, 4},   {dim_pse, 4}, {dim_sink, 1},
-                {dim_o, 4}, {dim_o, 4}, {dim_s, 4},   {dim_s, 4},   {dim_q, 4},
-                {dim_k, 4}, {dim_v, 4}, {dim_pse, 4}, {dim_sink, 1}};
+static const struct form form[NBUF] = {
+    {dim_q, 4}, {dim_k, 4}, {dim_v, 4}, {dim_pse, 4}, {dim_sink, 1}, {dim_o, 4},   {dim_o, 4},
+    {dim_s, 4}, {dim_s, 4}, {dim_q, 4}, {dim_k, 4},   {dim_v, 4},    {dim_pse, 4}, {dim_sink, 1}};
 
 struct problem {
     dvm_attn a;
@@ -44,23 +37,9 @@ struct problem {
     const dvm_arg *out[3], *grad[5];
 };
 
-static size_t count(const dvm_arg *a) {
-    size_t n = 1;
-    for (int i = 0; i < a->rank; i++) n *= (size_t)a->dims[i];
-    return n;
-}
-
 static void open_problem(struct problem *p) {
-    uint64_t seed = 7;
     *p = (struct problem){0};
-    for (int i = 0; i < NBUF; i++) {
-        p->arg[i] = (dvm_arg){.dims = form[i].dims, .rank = form[i].rank, .dtype = DVM_F32};
-        size_t n = count(&p->arg[i]);
-        float *f = malloc(n * sizeof *f);
-        assert_non_null(f);
-        for (size_t j = 0; j < n; j++) f[j] = i < IOUT ? rnd(&seed) : NAN;
-        p->arg[i].data = f;
-    }
+    buffers_open(p->arg, form, NBUF, IOUT);
     p->a = (dvm_attn){.query = &p->arg[IQ],
                       .key = &p->arg[IK],
                       .value = &p->arg[IV],
@@ -92,19 +71,6 @@ static dvm_status run(dvm_ctx *ctx, struct problem *p) {
     return st == DVM_OK ? dvm_attn_backward(ctx, &p->a, p->grad) : st;
 }
 
-static uint64_t hash(const struct problem *p) {
-    uint64_t h = 14695981039346656037u;
-    for (int i = IOUT; i < NBUF; i++) {
-        const uint32_t *u = p->arg[i].data;
-        for (size_t j = 0; j < count(&p->arg[i]); j++) {
-            float f = ((const float *)p->arg[i].data)[j];
-            if (!isfinite(f)) fail_msg("buffer %d, element %zu is %g", i, j, (double)f);
-            h = (h ^ u[j]) * 1099511628211u;
-        }
-    }
-    return h;
-}
-
 /* ---- bits --------------------------------------------------------------------------------------------------------- */
 
 static void test_levels_and_threads(void **state) {
@@ -121,7 +87,7 @@ static void test_levels_and_threads(void **state) {
             struct problem p;
             open_problem(&p);
             if (run(ctx, &p)) fail_msg("%s", dvm_error_text());
-            uint64_t h = hash(&p);
+            uint64_t h = buffers_hash(p.arg, NBUF, IOUT);
             if (levels++ == 0) want = h;
             if (h != want) fail_msg("level %s, %d threads: other bits", isa[l], threads[t]);
             close_problem(&p);
@@ -149,7 +115,7 @@ static void test_callers_at_once(void **state) {
         void *bad;
         pthread_join(t[i], &bad);
         assert_null(bad);
-        assert_true(hash(&p[i]) == hash(&p[0]));
+        assert_true(buffers_hash(p[i].arg, NBUF, IOUT) == buffers_hash(p[0].arg, NBUF, IOUT));
     }
     for (int i = 0; i < 3; i++) close_problem(&p[i]);
     dvm_ctx_destroy(&shared);
@@ -242,19 +208,9 @@ static void test_unseen_keys_are_not_read(void **state) {
 
 /* ---- refusals ----------------------------------------------------------------------------------------------------- */
 
-static bool untouched(const struct problem *p) {
-    for (int i = IOUT; i < NBUF; i++)
-        for (size_t j = 0; j < count(&p->arg[i]); j++)
-            if (!isnan(((const float *)p->arg[i].data)[j])) return false;
-    return true;
-}
-
 static void refuse(dvm_ctx *ctx, struct problem *p, dvm_status want, const char *text) {
     dvm_status st = dvm_attn_forward(ctx, &p->a, p->out);
-    if (st != want || !strstr(dvm_error_text(), text))
-        fail_msg("status %d, text \"%s\"; wanted %d, \"%s\"", (int)st, dvm_error_text(), (int)want,
-                 text);
-    assert_true(untouched(p));
+    buffers_refused(st, want, text, p->arg, NBUF, IOUT);
 }
 
 static void test_refusals(void **state) {
@@ -295,7 +251,7 @@ static void test_refusals(void **state) {
     p.a.numels = 1;
     assert_int_equal(dvm_attn_backward(ctx, &p.a, p.grad), DVM_ERR_ARG);
     assert_non_null(strstr(dvm_error_text(), "numels must be"));
-    assert_true(untouched(&p));
+    assert_true(buffers_untouched(p.arg, NBUF, IOUT));
     close_problem(&p);
     dvm_ctx_destroy(&ctx);
 }

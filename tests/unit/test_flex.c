@@ -13,14 +13,10 @@
 #include <dvm/attn.h>
 #include <dvm/flex.h>
 
+#include "buffers.h"
 #include "graphs.h"
 
 enum { B = 2, H = 4, G = 2, S = 150, T = 200, D = 24, D2 = 40, LAST = 8, TABLE = 500 };
-
-static float rnd(uint64_t *seed) {
-    *seed = *seed * UINT64_C(6364136223846793005) + 1442695040888963407u;
-    return (float)((int64_t)(*seed >> 40) - (1 << 23)) / (1 << 22);
-}
 
 static dvm_val made(dvm_status st, const dvm_val *v) {
     if (st) fail_msg("%s", dvm_error_text());
@@ -110,11 +106,9 @@ static dvm_kernel *addends(dvm_ctx *ctx, dvm_status *st) {
 static const int64_t dim_q[] = {B, H, S, D}, dim_k[] = {B, G, T, D}, dim_v[] = {B, G, T, D2};
 static const int64_t dim_o[] = {B, H, S, D2}, dim_l[] = {B, H, S}, dim_t[] = {TABLE};
 enum { IQ, IK, IV, ITABLE, IDY, IDLSE, IOUT, ILSE, ITOP, IDQ, IDK, IDV, IDTABLE, NBUF };
-static const struct {
-    const int64_t *dims;
-    int rank;
-} form[NBUF] = {{dim_q, 4}, {dim_k, 4}, {dim_v, 4}, {dim_t, 1}, {dim_o, 4}, {dim_l, 3}, {dim_o, 4},
-                {dim_l, 3}, {dim_l, 3}, {dim_q, 4}, {dim_k, 4}, {dim_v, 4}, {dim_t, 1}};
+static const struct form form[NBUF] = {{dim_q, 4}, {dim_k, 4}, {dim_v, 4}, {dim_t, 1}, {dim_o, 4},
+                                       {dim_l, 3}, {dim_o, 4}, {dim_l, 3}, {dim_l, 3}, {dim_q, 4},
+                                       {dim_k, 4}, {dim_v, 4}, {dim_t, 1}};
 
 /* Blocks of 64 rows and 32 keys, all of them seen in part. */
 enum { QB = 64, KB = 32, NQB = 3, NKB = 7 };
@@ -130,27 +124,13 @@ struct problem {
     int target;
 };
 
-static size_t count(const dvm_arg *a) {
-    size_t n = 1;
-    for (int i = 0; i < a->rank; i++) n *= (size_t)a->dims[i];
-    return n;
-}
-
 static void open_problem(struct problem *p) {
-    uint64_t seed = 7;
     *p = (struct problem){0};
     for (int i = 0; i < NQB; i++) {
         num[i] = NKB;
         for (int j = 0; j < NKB; j++) list[i][j] = NKB - 1 - j;
     }
-    for (int i = 0; i < NBUF; i++) {
-        p->arg[i] = (dvm_arg){.dims = form[i].dims, .rank = form[i].rank, .dtype = DVM_F32};
-        size_t n = count(&p->arg[i]);
-        float *f = malloc(n * sizeof *f);
-        assert_non_null(f);
-        for (size_t j = 0; j < n; j++) f[j] = i < IOUT ? rnd(&seed) : NAN;
-        p->arg[i].data = f;
-    }
+    buffers_open(p->arg, form, NBUF, IOUT);
     p->other[4] = p->arg[ITABLE];
     p->f = (dvm_flex){.query = &p->arg[IQ],
                       .key = &p->arg[IK],
@@ -189,19 +169,6 @@ static dvm_status functions(dvm_ctx *ctx, struct problem *p, bool table) {
 static dvm_status run(dvm_ctx *ctx, struct problem *p) {
     dvm_status st = dvm_flex_forward(ctx, &p->f, p->out);
     return st == DVM_OK ? dvm_flex_backward(ctx, &p->f, p->grad, 1, &p->arg[IDTABLE]) : st;
-}
-
-static uint64_t hash(const struct problem *p) {
-    uint64_t h = 14695981039346656037u;
-    for (int i = IOUT; i < NBUF; i++) {
-        const uint32_t *u = p->arg[i].data;
-        for (size_t j = 0; j < count(&p->arg[i]); j++) {
-            float f = ((const float *)p->arg[i].data)[j];
-            if (!isfinite(f)) fail_msg("buffer %d, element %zu is %g", i, j, (double)f);
-            h = (h ^ u[j]) * 1099511628211u;
-        }
-    }
-    return h;
 }
 
 /* ---- tests ---- */
@@ -251,7 +218,7 @@ static void test_levels_and_threads(void **state) {
             open_problem(&p);
             assert_int_equal(functions(ctx, &p, true), DVM_OK);
             if (run(ctx, &p)) fail_msg("%s", dvm_error_text());
-            uint64_t h = hash(&p);
+            uint64_t h = buffers_hash(p.arg, NBUF, IOUT);
             if (levels++ == 0) want = h;
             if (h != want) fail_msg("level %s, %d threads: other bits", isa[l], threads[t]);
             close_problem(&p);
@@ -281,19 +248,9 @@ static void test_out_of_memory(void **state) {
     }
 }
 
-static bool untouched(const struct problem *p) {
-    for (int i = IOUT; i < NBUF; i++)
-        for (size_t j = 0; j < count(&p->arg[i]); j++)
-            if (!isnan(((const float *)p->arg[i].data)[j])) return false;
-    return true;
-}
-
 static void refuse(dvm_ctx *ctx, struct problem *p, dvm_status want, const char *text) {
     dvm_status st = dvm_flex_forward(ctx, &p->f, p->out);
-    if (st != want || !strstr(dvm_error_text(), text))
-        fail_msg("status %d, text \"%s\"; wanted %d, \"%s\"", (int)st, dvm_error_text(), (int)want,
-                 text);
-    assert_true(untouched(p));
+    buffers_refused(st, want, text, p->arg, NBUF, IOUT);
 }
 
 static void test_refusals(void **state) {
@@ -352,7 +309,7 @@ static void test_refusals(void **state) {
     assert_int_equal(dvm_flex_backward(ctx, &p.f, p.grad, 1, &p.arg[IDTABLE]), DVM_ERR_ARG);
     assert_non_null(strstr(dvm_error_text(), "has no captured gradient to go to"));
     p.f = good;
-    assert_true(untouched(&p));
+    assert_true(buffers_untouched(p.arg, NBUF, IOUT));
     close_problem(&p);
     dvm_ctx_destroy(&ctx);
 }

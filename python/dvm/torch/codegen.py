@@ -18,7 +18,7 @@ from torch.fx import GraphModule, Node
 
 from . import flex
 from .call_text import Statement, body
-from .fx import ROWS, Emitter, Unsupported, is_getitem, is_left_to_torch
+from .fx import ROWS, Emitter, Unsupported, is_getitem, is_left_to_torch, literal
 from .inplace import Direct, direct_stores
 from .kernel_text import AnyKernel, KernelWriter
 from .options import Options
@@ -433,13 +433,8 @@ class _Writer:
             text = self.symbols.text(a)
             self._define_sizes()
             return text
-        if a is None or isinstance(a, (bool, int, float, str, complex)):
-            return repr(a)
-        if isinstance(a, (torch.dtype, torch.layout, torch.memory_format)):
-            return str(a)
-        if isinstance(a, torch.device):
-            return repr(a)
-        return self._constant(a, "object")
+        text = literal(a)
+        return self._constant(a, "object") if text is None else text
 
     @staticmethod
     def _tuple(parts: Sequence[str]) -> str:

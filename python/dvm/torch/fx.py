@@ -438,5 +438,14 @@ def _short(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
+def literal(a: Any) -> str | None:
+    """An argument of a node as Python text, where it has one that the generated files can read."""
+    if a is None or isinstance(a, (bool, int, float, str, complex, torch.device)):
+        return repr(a)
+    if isinstance(a, (torch.dtype, torch.layout, torch.memory_format)):
+        return str(a)
+    return None
+
+
 def is_getitem(node: Node) -> bool:
     return node.target is operator.getitem

@@ -19,7 +19,7 @@ import sympy
 import torch
 from torch.fx import Node
 
-from .fx import is_getitem
+from .fx import is_getitem, literal
 from .symbols import expression
 
 HEADER = """\
@@ -79,13 +79,10 @@ def _text(a: Any, known: dict, sizes: dict, print_: Callable) -> str:
     if isinstance(a, torch.Tensor):  # of new_zeros and the like: read for its kind only
         shape = _text(list(a.shape), known, sizes, print_)
         return f"torch.ops.{EMPTY}({shape}, dtype={a.dtype}, device={a.device!r})"
-    if a is None or isinstance(a, (bool, int, float, str, complex)):
-        return repr(a)
-    if isinstance(a, (torch.dtype, torch.layout, torch.memory_format)):
-        return str(a)
-    if isinstance(a, torch.device):
-        return repr(a)
-    raise NoText(f"a {type(a).__name__} among the arguments")
+    text = literal(a)
+    if text is None:
+        raise NoText(f"a {type(a).__name__} among the arguments")
+    return text
 
 
 def _size(value: Any, sizes: dict, print_: Callable) -> str:
