@@ -83,6 +83,13 @@ def case(name: str) -> tuple[Any, Any, bool, list[int], bool]:
     return model, (lambda r: (torch.randn(2, 128, 512, requires_grad=True),)), False, [0], True
 
 
+def parts_so_far() -> dict[str, float]:
+    import dvm.torch
+
+    s = dvm.torch.summary()
+    return {"trace": s.trace_seconds, "aot": s.aot_seconds, "dvm": s.dvm_seconds}
+
+
 def main() -> None:
     name, backend = sys.argv[1], sys.argv[2]
     torch.set_num_threads(int(os.environ.get("BENCH_THREADS", "2")))
@@ -98,12 +105,14 @@ def main() -> None:
         if backward:
             out.float().sum().backward()
 
-    first = []
+    first, parts = [], {}
     for size in sizes:
         args = inputs(size)
         t = time.perf_counter()
         step(args)
         first.append(time.perf_counter() - t)
+        if backend == "dvm" and not parts:
+            parts = parts_so_far()
     args = inputs(sizes[0])
     for _ in range(3):
         step(args)
@@ -119,11 +128,8 @@ def main() -> None:
         "first_s": first,
         "steady_us": sorted(times)[len(times) // 2] * 1e6,
     }
-    if backend == "dvm":
-        import dvm.torch
-
-        s = dvm.torch.summary()
-        row["parts"] = {"trace": s.trace_seconds, "aot": s.aot_seconds, "dvm": s.dvm_seconds}
+    if parts:
+        row["parts"] = parts
     print(json.dumps(row, default=str))
 
 

@@ -377,7 +377,7 @@ static void fill_inputs(void) {
     HX = big(BIG * 2), HY = big(BIG * 2), HZ = big(BIG * 2);
     for (int i = 0; i < BIG; i++) {
         X[i] = (float)((int64_t)i * 7919 % 2001 - 1000) / 250.0f;
-        Y[i] = (float)((i * 104729) % 1999 - 1000) / 333.0f;
+        Y[i] = (float)((int64_t)i * 104729 % 1999 - 1000) / 333.0f;
         uint32_t u;
         memcpy(&u, &X[i], 4);
         HX[i] = (uint16_t)(u >> 16);

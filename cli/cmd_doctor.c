@@ -85,7 +85,7 @@ static bool executable_memory(void) {
     return ok;
 }
 
-/* Why kernels are not machine code here; "" when they are. The library's account of a kernel says so. */
+/* Why kernels are not machine code here, or that it is not known; "" when they are. The library's account of a kernel says so. */
 static void no_machine_code(char *why, size_t cap) {
     static const char mark[] = "no machine code: ",
                       text[] = "kernel vector (x: f32[8]) { %a = neg %x store %a }";
@@ -101,6 +101,8 @@ static void no_machine_code(char *why, size_t cap) {
             at += sizeof mark - 1;
             snprintf(why, cap, "%.*s", (int)strcspn(at, "\n"), at);
         }
+    } else {
+        snprintf(why, cap, "not known, %s", dvm_error_text());
     }
     dvm_string_free(&told);
     dvm_kernel_destroy(&k);

@@ -198,10 +198,12 @@ struct context *pydvm_default_context(void) {
         PyObject *module = PyImport_ImportModule("dvm.threads"), *args = PyTuple_New(0);
         PyObject *kw = module ? PyObject_CallMethod(module, "default_options", NULL) : NULL;
         PyObject *made = args && kw ? context_new(pydvm.context, args, kw) : NULL;
-        if (pydvm.default_context) /* another thread was here while Python code ran */
+        if (pydvm.default_context) { /* another thread was here while Python code ran */
             Py_XDECREF(made);
-        else
+            PyErr_Clear(); /* its context serves, whatever went wrong here */
+        } else {
             pydvm.default_context = made;
+        }
         Py_XDECREF(module);
         Py_XDECREF(args);
         Py_XDECREF(kw);

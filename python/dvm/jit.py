@@ -233,7 +233,7 @@ class DeclaredFunction(KernelFunction):
         super().__init__(function)
         k = Kernel(ker_type, **options)
         k._rank_given = True
-        k._label = _name(function)
+        k._label = self.__name__
         self.kobj = k
         function(k)
         b = k._specialize()
@@ -250,7 +250,7 @@ class DeclaredFunction(KernelFunction):
     def __call__(self, *args: Any, **named: Any) -> Any:
         """New outputs: one object, or a tuple of several."""
         if named:
-            args = arrays.by_name(None, 0, args, named)
+            arrays.by_name(None, 0, args, named)  # refuses them
         if self._fast is not None:
             return self._fast(*args)
         outs = _call(self._fixed or self._specialize(args), args, "torch" in sys.modules)
@@ -284,7 +284,7 @@ class PlaceholderFunction(KernelFunction):
     ) -> None:
         super().__init__(function)
         k = PlaceholderKernel(ker_type, names, **options)
-        k._label = _name(function)
+        k._label = self.__name__
         self.kobj: PlaceholderKernel = k
         self._count = len(names)
         result = function(k, *[Parameter(i, name) for i, name in enumerate(names)])

@@ -27,7 +27,7 @@ static dvm_status op2(struct dvm_graph *g, dvm_op op, dvm_val a, dvm_val b, dvm_
 static dvm_status check_bias(const struct dvm_graph *g, dvm_val bias, int want) {
     struct dvm_shape s = {0};
     char buf[256];
-    DVM_TRY(dvm_graph_shape(g, bias, &s.rank, s.d));
+    AT_TRY(dvm_graph_shape(g, bias, &s.rank, s.d));
     if (s.rank >= 0 && s.rank != want)
         AT_FAIL(SHAPE, "a bias of shape %s; it has %d ax%s", dvm_shape_str(&s, buf, sizeof buf),
                 want, want == 1 ? "is" : "es");
@@ -36,7 +36,7 @@ static dvm_status check_bias(const struct dvm_graph *g, dvm_val bias, int want) 
 
 static dvm_status check_result(const struct dvm_graph *g, dvm_val a, dvm_dtype t) {
     dvm_dtype own;
-    DVM_TRY(dvm_graph_dtype(g, a, &own));
+    AT_TRY(dvm_graph_dtype(g, a, &own));
     if (t == own || t == DVM_F32) return DVM_OK;
     AT_FAIL(DTYPE, "a product of %s gives %s or f32, not %s; cast the result", dvm_dtype_name(own),
             dvm_dtype_name(own), dvm_dtype_name(t));
@@ -113,7 +113,7 @@ static dvm_status grouped(struct dvm_graph *g, const dvm_val *in, const int64_t 
                           dvm_dtype t, dvm_val *out) {
     dvm_dtype list_type;
     dvm_val sum;
-    DVM_TRY(dvm_graph_dtype(g, in[2], &list_type));
+    AT_TRY(dvm_graph_dtype(g, in[2], &list_type));
     if (!dvm_is_int(list_type))
         AT_FAIL(DTYPE, "grouped_matmul takes a group list of i64 or i32, not %s",
                 dvm_dtype_name(list_type));

@@ -14,8 +14,7 @@ dvm_status dvm_attn_infer(const dvm_attn *a, int backward, dvm_attn_shape *out) 
     return DVM_OK;
 }
 
-/* The level of the context's tile VM; the scalar reference has none of its own. */
-static dvm_status level(const dvm_ctx *ctx, struct attn_isa *isa) {
+dvm_status dvm_ctx_attn_isa(const struct dvm_ctx *ctx, struct attn_isa *isa) {
     const char *name = "base";
     for (int i = 0; i < ctx->ntier; i++)
         if (!strcmp(ctx->tier[i].name, "vm")) name = ctx->tier[i].isa;
@@ -28,7 +27,7 @@ dvm_status dvm_attn_forward(dvm_ctx *ctx, const dvm_attn *a, const dvm_arg *cons
     if (!ctx || !out) DVM_FAIL(ARG, "%s is NULL", ctx ? "list of outputs" : "context");
     DVM_TRY(dvm_attn_check(a, false, &s));
     DVM_TRY(dvm_attn_bind_forward(&s, out));
-    DVM_TRY(level(ctx, &isa));
+    DVM_TRY(dvm_ctx_attn_isa(ctx, &isa));
     return dvm_attn_run_forward(&s, &isa, ctx->pool, &ctx->mem);
 }
 
@@ -38,6 +37,6 @@ dvm_status dvm_attn_backward(dvm_ctx *ctx, const dvm_attn *a, const dvm_arg *con
     if (!ctx || !grad) DVM_FAIL(ARG, "%s is NULL", ctx ? "list of gradients" : "context");
     DVM_TRY(dvm_attn_check(a, true, &s));
     DVM_TRY(dvm_attn_bind_backward(&s, grad));
-    DVM_TRY(level(ctx, &isa));
+    DVM_TRY(dvm_ctx_attn_isa(ctx, &isa));
     return dvm_attn_run_backward(&s, &isa, ctx->pool, &ctx->mem);
 }

@@ -16,6 +16,16 @@ static const char *const use_name[NFLEX_USE + 1] = {"part", "full", "grad", "add
 
 /* ---- tensors */
 
+/* False where bytes or offsets could overflow. */
+static bool count(const dvm_arg *a, int64_t *n) {
+    *n = 1;
+    for (int i = 0; i < a->rank; i++)
+        if (!dvm_mul_ok(*n, DVM_MAX(a->dims[i], 1), n) || *n > INT64_C(1) << 58) return false;
+    for (int i = 0; i < a->rank; i++)
+        if (a->dims[i] == 0) *n = 0;
+    return true;
+}
+
 static dvm_status check_tensor(const char *name, const dvm_arg *a, int dtype, int rank,
                                const int64_t *dims) {
     if (!a) DVM_FAIL(ARG, "%s is missing", name);
@@ -27,6 +37,8 @@ static dvm_status check_tensor(const char *name, const dvm_arg *a, int dtype, in
         if (a->dims[i] < 0 || (dims[i] >= 0 && a->dims[i] != dims[i]))
             DVM_FAIL(SHAPE, "axis %d of %s must be %lld, but is %lld", i, name, (long long)dims[i],
                      (long long)a->dims[i]);
+    int64_t n;
+    if (!count(a, &n)) DVM_FAIL(LIMIT, "%s has more than 2^58 elements", name);
     return DVM_OK;
 }
 
@@ -185,9 +197,9 @@ static dvm_status open_blocks(struct opened *o, const dvm_flex *f, const struct 
     }
     if (s->nseq == 0) nb = 0;
     x->rs = keys;
-    x->hs = rows * keys;
-    x->bs = nh * x->hs;
-    o->nstate = nb * x->bs;
+    if (!dvm_mul_ok(rows, keys, &x->hs) || !dvm_mul_ok(nh, x->hs, &x->bs) ||
+        !dvm_mul_ok(nb, x->bs, &o->nstate))
+        DVM_FAIL(LIMIT, "too many blocks: %lld by %lld", (long long)rows, (long long)keys);
     o->state = dvm_mem_new(o->mem, (size_t)o->nstate);
     if (!o->state) return DVM_ERR_NOMEM;
     for (int i = 0; i < n && keys; i++) DVM_TRY(spread(x, &l[i], o->state, nb, nh, rows, keys));
@@ -368,11 +380,25 @@ static dvm_status blame(const struct opened *o, const dvm_flex *f) {
 
 /* ---- calls */
 
-static dvm_status level(const dvm_ctx *ctx, struct attn_isa *isa) {
-    const char *name = "base";
-    for (int i = 0; i < ctx->ntier; i++)
-        if (!strcmp(ctx->tier[i].name, "vm")) name = ctx->tier[i].isa;
-    return dvm_attn_isa(name, isa);
+/* Outputs begin at different places, and no function that was opened reads any of them. */
+static dvm_status check_apart(const struct opened *o, const dvm_flex *f,
+                              const dvm_arg *const out[3], const dvm_arg *captured, int ncaptured) {
+#define OUT(i) ((i) < 3 ? out[i] : &captured[(i) - 3])
+    int n = 3 + ncaptured;
+    for (int i = 0; i < n; i++)
+        for (int k = 0; k < i; k++)
+            if (OUT(i)->data == OUT(k)->data && dvm_attn_overlap(OUT(i), OUT(k)))
+                DVM_FAIL(OVERLAP, "outputs %d and %d are the same memory", k, i);
+    for (int u = 0; u < NFLEX_USE; u++) {
+        const dvm_flex_fn *fn = fn_of(f, u);
+        for (int i = 0; o->record[u] && i < fn->n; i++)
+            for (int k = 0; fn->role[i] == DVM_FLEX_OTHER && k < n; k++)
+                if (fn->other[i].rank >= 0 && dvm_attn_overlap(&fn->other[i], OUT(k)))
+                    DVM_FAIL(OVERLAP, "input %d of the function '%s' shares memory with output %d",
+                             i, use_name[u], k);
+    }
+#undef OUT
+    return DVM_OK;
 }
 
 static dvm_status forward(dvm_ctx *ctx, const dvm_flex *f, const dvm_arg *const out[3],
@@ -386,8 +412,9 @@ static dvm_status forward(dvm_ctx *ctx, const dvm_flex *f, const dvm_arg *const 
         DVM_TRY(check_tensor(name[i], out[i], i ? DVM_F32 : (int)s.q.t, i ? 3 : 4, dims));
     for (int i = 0; i < 3; i++) DVM_TRY(check_memory(name[i], out[i], f, FORWARD));
     DVM_TRY(check_data(f, FORWARD));
-    DVM_TRY(level(ctx, &isa));
+    DVM_TRY(dvm_ctx_attn_isa(ctx, &isa));
     DVM_TRY(open(o, f, &s, ctx, false));
+    DVM_TRY(check_apart(o, f, out, NULL, 0));
     s.o = place(out[0], 1);
     o->x.lse = place(out[1], 1);
     o->x.top = place(out[2], 1);
@@ -405,19 +432,29 @@ dvm_status dvm_flex_forward(dvm_ctx *ctx, const dvm_flex *f, const dvm_arg *cons
     return st;
 }
 
+static dvm_status check_captured(const dvm_arg *a, int c) {
+    int64_t all;
+    if (a->dtype != DVM_F32 && a->dtype != DVM_BF16 && a->dtype != DVM_F16)
+        DVM_FAIL(DTYPE, "captured gradient %d must be a float of at most 32 bits", c);
+    if (a->rank < 0 || a->rank > DVM_MAX_RANK || (a->rank && !a->dims) || a->strides)
+        DVM_FAIL(ARG, "captured gradient %d must be a dense tensor", c);
+    for (int i = 0; i < a->rank; i++)
+        if (a->dims[i] < 0)
+            DVM_FAIL(SHAPE, "captured gradient %d has size %lld at axis %d", c,
+                     (long long)a->dims[i], i);
+    if (!count(a, &all)) DVM_FAIL(LIMIT, "captured gradient %d has more than 2^58 elements", c);
+    return DVM_OK;
+}
+
 static dvm_status open_captured(struct opened *o, const dvm_flex *f, int n,
                                 const dvm_arg *captured) {
     o->nbegin = n + 1;
     o->begin = dvm_mem_new(o->mem, (size_t)o->nbegin * sizeof *o->begin);
     if (!o->begin) return DVM_ERR_NOMEM;
     for (int c = 0; c < n; c++) {
-        const dvm_arg *a = &captured[c];
-        int64_t all = 1;
-        if (a->dtype != DVM_F32 && a->dtype != DVM_BF16 && a->dtype != DVM_F16)
-            DVM_FAIL(DTYPE, "captured gradient %d must be a float of at most 32 bits", c);
-        if (a->rank < 0 || a->strides || dvm_attn_lacks_data(a))
-            DVM_FAIL(ARG, "captured gradient %d must be a dense tensor", c);
-        for (int i = 0; i < a->rank; i++) all *= a->dims[i];
+        int64_t all;
+        if (!count(&captured[c], &all) || o->begin[c] > INT64_MAX / 16 - all)
+            DVM_FAIL(LIMIT, "captured gradients have too many elements");
         o->begin[c + 1] = o->begin[c] + all;
     }
     for (int i = 0; i < f->nadd; i++)
@@ -447,12 +484,15 @@ static dvm_status backward(dvm_ctx *ctx, const dvm_flex *f, const dvm_arg *const
         DVM_TRY(check_tensor(name[i], grad[i], (int)s.q.t, 4, wide[i]));
         DVM_TRY(check_memory(name[i], grad[i], f, BACKWARD));
     }
-    for (int i = 0; i < n; i++)
+    for (int i = 0; i < n; i++) {
+        DVM_TRY(check_captured(&captured[i], i));
         DVM_TRY(check_memory("captured gradient", &captured[i], f, BACKWARD));
+    }
     DVM_TRY(check_data(f, BACKWARD));
-    DVM_TRY(level(ctx, &isa));
+    DVM_TRY(dvm_ctx_attn_isa(ctx, &isa));
     DVM_TRY(open(o, f, &s, ctx, true));
     DVM_TRY(open_captured(o, f, n, captured));
+    DVM_TRY(check_apart(o, f, grad, captured, n));
     s.o = place(f->out, 1);
     s.dy = place(f->dy, 1);
     o->x.lse = place(f->lse, 1);

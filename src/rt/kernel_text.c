@@ -275,7 +275,7 @@ static void explain_kernel(const struct dvm_kernel *k, const struct dvm_plan *p,
     for (int f = 0; f < kp->nphase; f++) explain_phase(k, p, kp, f, t);
 }
 
-/* "tiers: jit 3 strips, vm 1 strip (1 refused by others)" */
+/* "tiers: jit 3 strips, vm 1 strip (1 refused by a faster tier)" */
 static void explain_tiers(const struct dvm_kernel *k, const struct dvm_plan *p,
                           struct dvm_text *t) {
     const struct dvm_ctx *c = k->ctx;

@@ -72,4 +72,8 @@ dvm_status dvm_kernel_record(struct dvm_kernel *k, int n_in, const dvm_arg *in, 
 struct launch_record *dvm_kernel_newest(struct dvm_kernel *k, const dvm_arg *in,
                                         const dvm_arg *out);
 void dvm_record_unref(struct dvm_kernel *k, struct launch_record *r);
+
+/* Kernels of attention at the level of the context's tile VM; the scalar reference has none of its own. */
+struct attn_isa;
+dvm_status dvm_ctx_attn_isa(const struct dvm_ctx *ctx, struct attn_isa *isa);
 #endif

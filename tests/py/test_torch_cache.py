@@ -170,6 +170,9 @@ HOSTILE = {
     "reference that reaches further": lambda e: in_reference(
         e, "    return", "    x = torch.ops.aten.relu.default.__class__\n    return"
     ),
+    "reference with a call in front": lambda e: in_reference(
+        e, "torch.ops.", "torch.os.system('false').torch.ops."
+    ),
     "results": lambda e: e["kernels"][0].update(results="two"),
     "type": lambda e: e.update(kernels=3),
     "missing": lambda e: e.pop("call"),

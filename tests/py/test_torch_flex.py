@@ -315,6 +315,7 @@ def test_nothing_to_do(shape):
     assert out.shape == shape
     for x in torch.autograd.grad(out, (q, k, v), torch.ones_like(out)):
         assert x.shape == shape
+    counted(2)
 
 
 def test_number_with_a_gradient():
@@ -328,6 +329,7 @@ def test_number_with_a_gradient():
     out = compiled(lambda *x: flex_attention(*x, score_mod=score_mod))(q, k, v)
     g = normal(*out.shape, seed=5)
     (got,) = torch.autograd.grad(out, t, g)
+    counted(2)
     want, _ = reference(q.double(), k.double(), v.double(), score_mod, None)
     agree(got, torch.autograd.grad(want, t, g.double())[0].double())
 
@@ -359,6 +361,7 @@ def test_logarithm_of_rows_that_see_nothing():
     mask = block_mask(some_rows, q, k)
     _, got = compiled(lambda *x: flex_attention(*x, block_mask=mask, return_lse=True))(q, k, v)
     s = seen_and_scores(q.double(), k.double(), None, some_rows, 0.25)
+    counted(1)
     empty = (s == -math.inf).all(-1)
     assert empty.any()
     assert (got[empty] == -math.inf).all()
@@ -386,6 +389,7 @@ def test_blocks_that_no_one_sees_are_not_read():
     f = compiled(lambda q, k, v, m: flex_attention(q, k, v, score_mod=relative, block_mask=m))
     out = f(q, k, v, mask)
     grads = torch.autograd.grad(out, (q, k, v), torch.ones_like(out))
+    counted(2)
     exact = [x.detach().nan_to_num(0, 0, 0).double().requires_grad_() for x in (q, k, v)]
     want, _ = reference(*exact, relative, mask_mod)
     agree(out, want)
@@ -403,6 +407,7 @@ def test_full_blocks_do_not_ask_the_mask():
     )  # fmt: skip
     got = compiled(lambda *x: flex_attention(*x, block_mask=mask))(q, k, v)
     want, _ = reference(q.double(), k.double(), v.double(), None, None)
+    counted(1)
     agree(got, want)
 
 

@@ -7,6 +7,7 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("_dvm")
 
+import dvm.torch  # noqa: E402
 import optable  # noqa: E402
 import torch.nn.functional as F  # noqa: E402
 from dvm.torch.testing import lowered  # noqa: E402
@@ -99,8 +100,10 @@ def test_positions_out_of_range_are_refused(bad):
     for f in (lambda x, i: x.scatter(1, i, 1.0), lambda x, i: x.scatter_add(1, i, x[:, :1])):
         with pytest.raises(RuntimeError):
             f(x, i)
+        low = lowered(f, x, torch.tensor([[1], [2]]))
+        assert not low.fallbacks
         with pytest.raises((IndexError, RuntimeError)):
-            lowered(f, x, torch.tensor([[1], [2]]))(x, i)
+            low(x, i)
 
 
 def test_dynamic_sizes():
@@ -115,8 +118,6 @@ def test_dynamic_sizes():
 
 
 def test_gradients_of_gather_and_max_are_kernels():
-    import dvm.torch
-
     def f(x, i):
         return x.gather(1, i).square().sum() + x.max(1)[0].sum()
 
@@ -141,3 +142,4 @@ def test_cross_entropy_by_hand():
     got, x.grad = x.grad, None
     f(x, t).backward()
     torch.testing.assert_close(got, x.grad)
+    assert not dvm.torch.summary().fallbacks

@@ -294,6 +294,35 @@ static void test_refusals(void **state) {
     p.out[0] = &same;
     refuse(ctx, &p, DVM_ERR_OVERLAP, "output shares memory with an input");
     p.out[0] = &p.arg[IOUT];
+    p.out[2] = p.out[1];
+    refuse(ctx, &p, DVM_ERR_OVERLAP, "outputs 1 and 2 are the same memory");
+    p.out[2] = &p.arg[ITOP];
+    const dvm_arg table = p.other[4];
+    p.other[4].data = p.arg[IOUT].data;
+    refuse(ctx, &p, DVM_ERR_OVERLAP, "shares memory with output 0");
+    p.other[4] = table;
+    /* 2^30 rows of one element each, blocks of one: 2^63 states. */
+    static const int64_t rows = INT64_C(1) << 30, none[4] = {0};
+    const int64_t dq[4] = {B, H, rows, D}, dk[4] = {B, G, rows, D}, dv[4] = {B, G, rows, D2},
+                  po[4] = {B, H, rows, D2}, pl[3] = {B, H, rows}, pn[3] = {B, H, rows},
+                  pi[4] = {B, H, rows, 1};
+    const int64_t *const big[] = {dq, dk, dv, po, pl, pl};
+    const int at[] = {IQ, IK, IV, IOUT, ILSE, ITOP};
+    dvm_arg kept[NBUF], big_num = arg_num, big_list = arg_list;
+    big_num.dims = pn, big_num.strides = none;
+    big_list.dims = pi, big_list.strides = none;
+    memcpy(kept, p.arg, sizeof kept);
+    for (int i = 0; i < 6; i++) {
+        p.arg[at[i]].dims = big[i];
+        p.arg[at[i]].strides = none;
+    }
+    p.f.q_block = p.f.kv_block = 1;
+    p.f.num = &big_num;
+    p.f.index = &big_list;
+    assert_int_equal(dvm_flex_forward(ctx, &p.f, p.out), DVM_ERR_LIMIT);
+    assert_non_null(strstr(dvm_error_text(), "too many blocks"));
+    memcpy(p.arg, kept, sizeof kept);
+    p.f = good;
 
     dvm_kernel *sums = scores(ctx, true, false, true, &st);
     p.f.part.kernel = sums;
@@ -304,6 +333,16 @@ static void test_refusals(void **state) {
     refuse(ctx, &p, DVM_ERR_ARG, "the kernel takes 5 inputs, got 4");
     p.f = good;
 
+    dvm_arg captured = p.arg[IDTABLE];
+    const int64_t negative[] = {-5}, wide[] = {INT64_C(1) << 40, 1 << 20};
+    captured.dims = negative;
+    assert_int_equal(dvm_flex_backward(ctx, &good, p.grad, 1, &captured), DVM_ERR_SHAPE);
+    captured.dims = wide, captured.rank = 2;
+    assert_int_equal(dvm_flex_backward(ctx, &good, p.grad, 1, &captured), DVM_ERR_LIMIT);
+    captured.rank = DVM_MAX_RANK + 1;
+    assert_int_equal(dvm_flex_backward(ctx, &good, p.grad, 1, &captured), DVM_ERR_ARG);
+    captured = p.arg[IDTABLE], captured.data = p.grad[1]->data;
+    assert_int_equal(dvm_flex_backward(ctx, &good, p.grad, 1, &captured), DVM_ERR_OVERLAP);
     int nowhere = 1;
     p.f.target = &nowhere;
     assert_int_equal(dvm_flex_backward(ctx, &p.f, p.grad, 1, &p.arg[IDTABLE]), DVM_ERR_ARG);

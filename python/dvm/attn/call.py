@@ -95,10 +95,18 @@ def _wrong_kind(spec: Spec) -> str:
         )
 
     kinds: list[tuple[str, Callable[[Any], bool], tuple[str, ...]]] = [
-        ("a string", lambda v: isinstance(v, str) and v.isprintable(), Spec._fields[2:4]),
-        ("a number", lambda v: hasattr(v, "__float__"), Spec._fields[4:6]),
-        ("a list of integers", is_integers, Spec._fields[9:12]),
-        ("an integer", lambda v: hasattr(v, "__index__"), ("head_num", *Spec._fields[6:9])),
+        (
+            "a string",
+            lambda v: isinstance(v, str) and v.isprintable(),
+            ("input_layout", "softmax_layout"),
+        ),
+        ("a number", lambda v: hasattr(v, "__float__"), ("scale", "keep_prob")),
+        ("a list of integers", is_integers, ("prefix", "actual_seq_qlen", "actual_seq_kvlen")),
+        (
+            "an integer",
+            lambda v: hasattr(v, "__index__"),
+            ("head_num", "pre_tockens", "next_tockens", "sparse_mode"),
+        ),
     ]
     for kind, fits, names in kinds:
         for name in names:

@@ -321,8 +321,9 @@ def _checked_reference(text: str, is_target: Callable[[str], bool]) -> None:
     """A reference calls operators of the graph, sizes of its arguments, and arithmetic."""
 
     def is_operator(n: ast.expr) -> bool:
-        _, ops, name = ast.unparse(n).rpartition("torch.ops.")
-        return bool(ops) and (name == EMPTY or is_target(name))
+        text = ast.unparse(n)
+        name = text.removeprefix("torch.ops.")  # nothing may stand in front, a call least of all
+        return name != text and (name == EMPTY or is_target(name))
 
     (function,) = _tree(text, set(), "operator", is_operator).body
     if not isinstance(function, ast.FunctionDef) or function.name != "reference":

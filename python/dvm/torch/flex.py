@@ -33,6 +33,7 @@ from .fx import Emitter, Scalar, Unsupported
 from .kernel_text import KernelWriter
 from .options import Options, is_disabled
 from .partition import Kind, partition
+from .runtime import count_rescue
 from .symbols import Symbols, hint
 
 TARGETS = frozenset(("flex_attention", "flex_attention_backward"))
@@ -387,7 +388,7 @@ class Call:
         _check(node, blocks, self.scale)
         self.graphs = [attribute(g) for g in (a[7:9] if self.backward else a[3:4])]
         self.mask = attribute(blocks[-1])
-        self.blocks = blocks  # nodes and numbers
+        self.nblocks = len(blocks) - 1  # without the function
         self.nscore = len(score)
         self.arguments = [*(a[:7] if self.backward else a[:3]), *blocks[:-1], *score, *mask]
         self.fixed = 7 if self.backward else 3
@@ -425,22 +426,19 @@ class Call:
 
     def __call__(self, *args: Any) -> Any:
         tensors, rest = args[: self.fixed], args[self.fixed :]
-        nblocks = len(self.blocks) - 1
-        blocks, others = rest[:nblocks], rest[nblocks:]
-        others, numbers = (
-            others[: len(others) - len(self.names)],
-            dict(zip(self.names, others[len(others) - len(self.names) :], strict=True)),
-        )
+        end = len(rest) - len(self.names)
+        blocks, others = rest[: self.nblocks], rest[self.nblocks : end]
+        numbers = dict(zip(self.names, rest[end:], strict=True))
         try:
             run = self._backward if self.backward else self._forward
             return run(tensors, blocks, others, numbers)
         except _dvm.UnsupportedError as error:
-            self.rescued[str(self.stock), str(error)] += 1
+            count_rescue(self.rescued, str(self.stock), error)
             return self._torchs(tensors, blocks, others)
 
     def _common(self, tensors: Any, blocks: Any, others: Any, numbers: Any) -> tuple[Any, ...]:
         part, full = (f and f.bound(others, numbers) for f in (self.part, self.full))
-        lists = (blocks[2], blocks[3], blocks[4], blocks[5])
+        lists = tuple(blocks[2:6])
         return (*tensors[:3], self.scale, part, full, lists, blocks[-2], blocks[-1])
 
     def _forward(self, tensors: Any, blocks: Any, others: Any, numbers: Any) -> tuple[Tensor, ...]:

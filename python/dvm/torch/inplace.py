@@ -14,7 +14,7 @@ import torch
 from torch.fx import Graph, Node
 
 from .partition import Kind, Partition
-from .symbols import same_size
+from .symbols import same_shape
 
 
 class Direct(NamedTuple):
@@ -45,8 +45,7 @@ def _alike(a: torch.Tensor, b: torch.Tensor) -> bool:
     return (
         a.dtype is b.dtype
         and a.device == b.device
-        and len(a.shape) == len(b.shape)
-        and all(same_size(m, n) for m, n in zip(a.shape, b.shape, strict=True))
+        and same_shape(a.shape, b.shape)
         and not a.is_neg()
     )
 

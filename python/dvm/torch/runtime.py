@@ -28,6 +28,14 @@ def unboxed(call: Callable) -> Callable:
     return lambda *args: call(list(args))
 
 
+def count_rescue(counts: Counter, name: str, error: Error) -> None:
+    """torch takes over for a refused run: said once for each reason, counted each time."""
+    reason = type(error).__name__
+    if not counts[name, reason]:
+        log.warning("%s is run by torch, op by op: %s", name, error)
+    counts[name, reason] += 1
+
+
 class Rescue:
     """What happens when the engine refuses arguments that a kernel was not built for: torch runs
     the kernel's nodes, op by op. Kept as `rescue` of the kernel; counted in the run summary.
@@ -50,10 +58,7 @@ class Rescue:
             if self.in_place:
                 raise error
         else:
-            reason = type(error).__name__
-            if not self.counts[self.name, reason]:
-                log.warning("%s is run by torch, op by op: %s", self.name, error)
-            self.counts[self.name, reason] += 1
+            count_rescue(self.counts, self.name, error)
         inputs, outputs = arguments[: -self.outputs], arguments[-self.outputs :]
         with torch.no_grad():
             values = self.reference(*inputs)

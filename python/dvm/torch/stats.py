@@ -65,9 +65,6 @@ def _attention(calls: int) -> str:
     return f" {plural(calls, 'attention call')}," if calls else ""
 
 
-_ONE = {"recompiles": "recompile", "breaks": "break"}
-
-
 @dataclass
 class Summary:
     """Totals since the start of the process or the last reset.
@@ -135,13 +132,13 @@ class Summary:
             lines.append(f"dvm: cache: {self.cache_damaged} damaged {entries}, compiled again")
         for (op, reason), n in self.fallbacks.most_common():
             lines.append(f"dvm:   {n} x {op}: {reason}")
-        for what in ("recompiles", "breaks", "given_up"):
-            found: list[tuple[str, str]] = getattr(self, what)
+        for found, said in (
+            (self.recompiles, lambda n: plural(n, "recompile")),
+            (self.breaks, lambda n: plural(n, "break")),
+            (self.given_up, lambda n: f"{n} given up"),
+        ):
             if found:
-                name = what.replace("_", " ")
-                lines.append(
-                    f"dvm: {len(found)} {name if len(found) != 1 else _ONE.get(name, name)}"
-                )
+                lines.append(f"dvm: {said(len(found))}")
             lines += [f"dvm:   {n} x {f}: {why}" for (f, why), n in Counter(found).most_common()]
         for (kernel, error), n in self.rescued.most_common():
             lines.append(f"dvm:   {plural(n, 'run')} of {kernel} by torch: {error}")

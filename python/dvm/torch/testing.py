@@ -7,11 +7,31 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    UnsupportedOperatorException,
+)
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.utils import _pytree as pytree
 
 from . import decomp
 from .backend import build
 from .options import Options
+
+
+class NoGraphError(Exception):
+    """torch cannot trace it: the function reads values, or the shape of a result depends on them.
+    Dynamo would not put it into a graph.
+    """
+
+
+_UNTRACED = (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    GuardOnDataDependentSymNode,
+    UnsupportedOperatorException,
+)
 
 
 class Lowered:
@@ -37,7 +57,10 @@ class Lowered:
             _allow_non_fake_inputs=True,
         )
         with torch.no_grad():
-            self.module = trace(*args)
+            try:
+                self.module = trace(*args)
+            except _UNTRACED as error:
+                raise NoGraphError(str(error)) from error
         self.module.graph.eliminate_dead_code()
         self.program, self._call = build(self.module, "lowered", options)
         self.fallbacks: Counter = self.program.fallbacks
@@ -51,5 +74,5 @@ class Lowered:
 
 
 def lowered(f: Callable, *args: Any, dynamic: bool = False, **options: Any) -> Lowered:
-    """Compiles f for arguments like these; options as in `Options`."""
+    """Compiles f for arguments like these; options as in `Options`. Raises NoGraphError."""
     return Lowered(f, args, Options(**options), dynamic)

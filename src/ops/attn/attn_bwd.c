@@ -114,7 +114,7 @@ static void step(struct attn_work *w, const struct backward *f, const struct ope
     dvm_attn_scores(w, m, w->a->d2, o->ga, w->vt, w->t);
     if (flex) dvm_attn_flex_scores(w, &o->blk, t->j0);
     for (int r = 0; r < m; r++) row(w, f, &o->blk, t, r, marks);
-    if (flex && f->what & (TO_KEYS | TO_ROWS)) dvm_attn_flex_grad(w, &o->blk, t->j0);
+    if (flex && f->what & (TO_KEYS | TO_ROWS)) dvm_attn_flex_grad(w, &o->blk);
     if (dq) dvm_attn_over_keys(w, m, w->t, w->kb, w->a->d, dq, k_clean);
     if (!dk) return;
     w->g->transpose((uint32_t *)w->st, ATTN_PITCH, (const uint32_t *)w->s, ATTN_PITCH, m, t->to);
@@ -321,7 +321,8 @@ static int64_t captured_parts(const struct attn *s) {
 
 static void add_captured(struct attn_work *w, const struct attn_block *blk,
                          const struct attn_tile *t, void *sum) {
-    dvm_attn_flex_add(w, blk, t->j0, sum);
+    (void)t;
+    dvm_attn_flex_add(w, blk, sum);
 }
 
 /* Unit: a part; its heads in order, blocks and tiles in order. */

@@ -596,13 +596,12 @@ dvm_status dvm_attn_check(const dvm_attn *c, bool backward, struct attn *s) {
 /* ---- outputs */
 
 static void extent(const dvm_arg *a, const char **from, const char **to) {
-    int64_t st[DVM_MAX_RANK], low = 0, high = size_of(a->dtype), step = high;
+    int64_t low = 0, high = size_of(a->dtype), step = high;
     *from = *to = a->data;
     for (int i = a->rank - 1; i >= 0; i--) {
         if (a->dims[i] == 0) return;
-        st[i] = a->strides ? a->strides[i] * size_of(a->dtype) : step;
+        int64_t span = (a->dims[i] - 1) * (a->strides ? a->strides[i] * size_of(a->dtype) : step);
         step *= a->dims[i];
-        int64_t span = (a->dims[i] - 1) * st[i];
         if (span < 0)
             low += span;
         else

@@ -232,9 +232,8 @@ static void grad_band(struct attn_work *w, const struct attn_block *blk, int64_t
     }
 }
 
-void dvm_attn_flex_grad(struct attn_work *w, const struct attn_block *blk, int64_t j0) {
+void dvm_attn_flex_grad(struct attn_work *w, const struct attn_block *blk) {
     if (!w->flex.flex->fn[FLEX_USE_GRAD].code) return;
-    place(w, blk, j0);
     each_band(w, blk, grad_band, NULL);
 }
 
@@ -268,7 +267,6 @@ static void add_band(struct attn_work *w, const struct attn_block *blk, int64_t 
     for (int i = 0; i < w->flex.flex->call->nadd; i++) add_tile(w, p, i, sum);
 }
 
-void dvm_attn_flex_add(struct attn_work *w, const struct attn_block *blk, int64_t j0, double *sum) {
-    place(w, blk, j0);
+void dvm_attn_flex_add(struct attn_work *w, const struct attn_block *blk, double *sum) {
     each_band(w, blk, add_band, sum);
 }

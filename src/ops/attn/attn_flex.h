@@ -64,8 +64,10 @@ bool dvm_attn_flex_see(struct attn_work *w, const struct attn_block *blk, int64_
 void dvm_attn_flex_scores(struct attn_work *w, const struct attn_block *blk, int64_t j0);
 /* Shrinks from..to of row r to what it sees. */
 void dvm_attn_flex_trim(struct attn_work *w, int r);
-/* Gradients of scores in w->t to those of the scaled products, by way of x->raw. */
-void dvm_attn_flex_grad(struct attn_work *w, const struct attn_block *blk, int64_t j0);
-/* Addends of captured gradients of a tile, from the gradients of scores in w->t, into sum. */
-void dvm_attn_flex_add(struct attn_work *w, const struct attn_block *blk, int64_t j0, double *sum);
+/* Gradients of scores in w->t to those of the scaled products, by way of x->raw. After
+ * dvm_attn_flex_scores of this tile, whose places stay. */
+void dvm_attn_flex_grad(struct attn_work *w, const struct attn_block *blk);
+/* Addends of captured gradients of a tile, from the gradients of scores in w->t, into sum. After them as
+ * well. */
+void dvm_attn_flex_add(struct attn_work *w, const struct attn_block *blk, double *sum);
 #endif

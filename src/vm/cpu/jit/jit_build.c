@@ -126,8 +126,7 @@ static void drop_uses(struct dvm_jb *b, const struct dvm_mi *m) {
 static void drop_dead(struct dvm_jb *b) {
     const struct dvm_mlist *l = &b->list[J_BODY];
     for (uint32_t k = l->n; k-- > 0;) {
-        const struct dvm_jval *x = &b->val[l->p[k].d];
-        if (l->p[k].d && x->last < 0 && !x->crosses) drop_uses(b, &l->p[k]);
+        if (dvm_j_dead(b, &l->p[k])) drop_uses(b, &l->p[k]);
     }
 }
 

@@ -482,12 +482,6 @@ static void compute(struct dvm_je *e, const struct dvm_mi *m, int u) {
     dvm_x_vec(&e->e, (enum dvm_x_op)m->op, m->attr, r, x, dvm_x_reg(y), m->imm);
 }
 
-/* Nobody wants the result. */
-static bool is_dead(const struct dvm_je *e, const struct dvm_mi *m) {
-    const struct dvm_jval *x = &e->val[m->d];
-    return m->d && x->last < 0 && !x->crosses;
-}
-
 static void operation(struct dvm_je *e, const struct dvm_mi *m, int u) {
     if (m->op >= X_NVEC)
         dvm_j_pseudo(e, m, u);
@@ -503,7 +497,7 @@ static void operation(struct dvm_je *e, const struct dvm_mi *m, int u) {
 
 static void one(struct dvm_je *e, const struct dvm_mi *m, int u) {
     e->lock[J_V] = e->lock[J_K] = 0;
-    if (is_dead(e, m))
+    if (dvm_j_dead(e->b, m))
         dvm_j_done(e, m, u);
     else
         operation(e, m, u);

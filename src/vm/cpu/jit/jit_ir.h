@@ -209,6 +209,11 @@ bool dvm_j_finish(struct dvm_jb *b);
 int32_t dvm_j_pool_bytes(struct dvm_jb *b, const void *p, uint32_t n);
 int dvm_j_list_of(const struct dvm_jb *b, dvm_vid v);
 
+/* Nobody wants the result: it takes no operands, no register, no code. */
+DVM_INLINE bool dvm_j_dead(const struct dvm_jb *b, const struct dvm_mi *m) {
+    const struct dvm_jval *x = &b->val[m->d];
+    return m->d && x->last < 0 && !x->crosses;
+}
 /* dvm_j_op of a full vector with operands a, b, c (0 none): most operations. */
 dvm_vid dvm_j_vec(struct dvm_jb *b, int op, dvm_vid x, dvm_vid y, dvm_vid z, int imm);
 /* Usual shapes of operations. */
