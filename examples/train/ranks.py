@@ -33,6 +33,13 @@ def seconds(variable: str, default: float) -> timedelta:
 BEAT = 1.0  # seconds
 
 
+def transports() -> str:
+    """What carries tensors, by the memory they lie in: of a process group with nccl alone, tensors
+    of the CPU, where the engine runs, would have nothing that takes them."""
+    nccl = torch.cuda.is_available() and dist.is_nccl_available()
+    return "cpu:gloo,cuda:nccl" if nccl else "cpu:gloo"
+
+
 class Lost(Exception):
     """A rank that did not answer, by number."""
 
@@ -63,9 +70,8 @@ class Ranks:
         absent = self._absent(connect)
         if absent:
             raise Lost(f"{absent} did not connect within {connect} (HCCL_CONNECT_TIMEOUT)")
-        backend = "nccl" if torch.cuda.is_available() else "gloo"
         dist.init_process_group(
-            backend,
+            transports(),
             store=dist.PrefixStore("group", self.store),
             rank=self.rank,
             world_size=self.world,

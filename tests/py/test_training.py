@@ -286,6 +286,19 @@ def test_timeouts(monkeypatch):
     assert "HCCL_EXEC_TIMEOUT=soon" in str(e.value)
 
 
+@pytest.mark.parametrize("cuda", (False, True))
+@pytest.mark.parametrize("nccl", (False, True))
+def test_transports(monkeypatch, cuda, nccl):
+    """Gradients lie on the CPU: whatever else a machine has, something must carry them."""
+    from torch.distributed.distributed_c10d import BackendConfig
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: cuda)
+    monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: nccl)
+    config = BackendConfig(torch.distributed.Backend(use("ranks").transports()))
+    expected = {"cpu": "gloo", "cuda": "nccl"} if cuda and nccl else {"cpu": "gloo"}
+    assert dict(config.get_device_backend_map()) == expected
+
+
 # ---------------------------------------------------------------------------- whole programs
 
 
