@@ -9,7 +9,10 @@
 #include <fenv.h>
 #include <pthread.h>
 
+#include <dvm/attn.h>
+
 #include "base/fpenv.h"
+#include "buffers.h"
 #include "graphs.h"
 
 /* ---- the environment as a number ---------------------------------------------------------------------------------- */
@@ -263,12 +266,72 @@ static void test_constants(void **state) {
     dvm_ctx_destroy(&c);
 }
 
+/* ---- attention ---------------------------------------------------------------------------------------------------- */
+
+enum { HEADS = 2, ROWS = 100, KEYS = 140, FEATURES = 24, LAST = 8 };
+static const int64_t dim_q[] = {1, HEADS, ROWS, FEATURES}, dim_k[] = {1, HEADS, KEYS, FEATURES};
+static const int64_t dim_s[] = {1, HEADS, ROWS, LAST}, dim_n[] = {HEADS};
+enum { IQ, IK, IV, ISINK, IDY, IOUT, IMAX, ISUM, IDQ, IDK, IDV, IDSINK, NBUF };
+static const struct form form[NBUF] = {{dim_q, 4}, {dim_k, 4}, {dim_k, 4}, {dim_n, 1},
+                                       {dim_q, 4}, {dim_q, 4}, {dim_s, 4}, {dim_s, 4},
+                                       {dim_q, 4}, {dim_k, 4}, {dim_k, 4}, {dim_n, 1}};
+
+/* Values and gradients near 2^-130: output, delta and every gradient are denormal somewhere. */
+static uint64_t attention_in(uint64_t mode, dvm_ctx *c, bool *left) {
+    dvm_arg b[NBUF];
+    buffers_open(b, form, NBUF, IOUT);
+    for (size_t i = 0; i < count(&b[IV]); i++) ((float *)b[IV].data)[i] *= 1e-37f;
+    for (size_t i = 0; i < count(&b[IDY]); i++) ((float *)b[IDY].data)[i] *= 1e-2f;
+    dvm_attn a = {.query = &b[IQ],
+                  .key = &b[IK],
+                  .value = &b[IV],
+                  .sink = &b[ISINK],
+                  .dy = &b[IDY],
+                  .attention_in = &b[IOUT],
+                  .softmax_max = &b[IMAX],
+                  .softmax_sum = &b[ISUM],
+                  .head_num = HEADS,
+                  .input_layout = "BNSD",
+                  .scale = 0.3,
+                  .keep_prob = 1,
+                  .pre_tockens = DVM_ATTN_ALL,
+                  .next_tockens = DVM_ATTN_ALL};
+    set_mode(mode);
+    dvm_status st = dvm_attn_forward(c, &a, (const dvm_arg *const[]){&b[IOUT], &b[IMAX], &b[ISUM]});
+    *left = get_mode() == mode;
+    if (st == DVM_OK)
+        st = dvm_attn_backward(
+            c, &a, (const dvm_arg *const[]){&b[IDQ], &b[IDK], &b[IDV], NULL, &b[IDSINK]});
+    *left = *left && get_mode() == mode;
+    set_mode(normal);
+    if (st) fail_msg("attention: %s", dvm_error_text());
+    uint64_t h = buffers_hash(b, NBUF, IOUT);
+    for (int i = 0; i < NBUF; i++) free(b[i].data);
+    return h;
+}
+
+static void test_attention(void **state) {
+    (void)state;
+    for (int threads = 1; threads < 4; threads += 2) {
+        dvm_ctx *c;
+        bool left;
+        assert_int_equal(dvm_ctx_create(&(dvm_options){.threads = threads}, &c), DVM_OK);
+        uint64_t want = attention_in(normal, c, &left);
+        for (int m = 0; m < MODES; m++) {
+            if (attention_in(modes[m], c, &left) != want)
+                fail_msg("attention: other bits in mode %#llx", (unsigned long long)modes[m]);
+            assert_true(left);
+        }
+        dvm_ctx_destroy(&c);
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_modes_matter), cmocka_unit_test(test_one_thread),
         cmocka_unit_test(test_own_threads),  cmocka_unit_test(test_their_threads),
         cmocka_unit_test(test_tile_vm),      cmocka_unit_test(test_reference),
-        cmocka_unit_test(test_constants),
+        cmocka_unit_test(test_constants),    cmocka_unit_test(test_attention),
     };
     return cmocka_run_group_tests(tests, start, NULL);
 }
