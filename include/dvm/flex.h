@@ -17,7 +17,7 @@ extern "C" {
 #endif
 
 /* The tile that functions are written for; they run on parts of it. */
-enum { DVM_FLEX_ROWS = 96, DVM_FLEX_KEYS = 128, DVM_FLEX_PITCH = 256 };
+enum { DVM_FLEX_ROWS = 96, DVM_FLEX_KEYS = 128, DVM_FLEX_PITCH = 144 };
 
 /* What an input of a function is. Outputs are tiles: f32 (scores, gradients, addends) or i64 (places of addends). */
 enum dvm_flex_role {

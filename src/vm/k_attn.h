@@ -39,10 +39,10 @@ struct dvm_k_attn {
     void (*drop)(float *z, const struct dvm_k_drop *d, uint64_t first, int64_t n);
     /* Whether all n numbers are finite. */
     bool (*finite)(const float *s, int64_t n);
-    /* c[j] += the chain over k of a[k * step] * b[strip][k][nr] with off[k * ostep] = 0: the matrix kernels' meaning
+    /* c[j] += the chain over k of a[k * step] * b[k * bs + j] with off[k * ostep] = 0: the matrix kernels' meaning
      * without the terms that are off. */
     void (*chain)(float *c, int64_t n, const float *a, int64_t step, const uint8_t *off,
-                  int64_t ostep, int64_t k, const float *b, int64_t nr, int64_t strip);
+                  int64_t ostep, int64_t k, const float *b, int64_t bs);
 };
 extern const struct dvm_k_attn dvm_k_attn_base;
 #if defined(__x86_64__)

@@ -36,10 +36,11 @@ struct dvm_k_gemm {
     int mr, nr; /* rows and columns of the micro-kernels */
 
     /* One micro-tile: c[r][j] = (first) or += the chain over k. m <= mr; n <= nr columns are wanted, up to nr are
-     * computed and written. b: one strip. The lines at next and next + 64, next + step and so on
+     * read, computed and written. a[r][k] at a + r * ars + k * acs, b[k][j] at b + k * bs + j: (KC, 1) and nr for the
+     * formats above. The lines at next and next + 64, next + step and so on
      * (one step for each k) are prefetched: what the caller will need soon; any address will do. */
-    void (*f32)(int m, int n, int64_t k, const float *a, const float *b, float *c, int64_t ldc,
-                bool first, const char *next, int64_t step);
+    void (*f32)(int m, int n, int64_t k, const float *a, int64_t ars, int64_t acs, const float *b,
+                int64_t bs, float *c, int64_t ldc, bool first, const char *next, int64_t step);
     /* The same from pairs with the bf16 dot instruction: NULL where the level has none. Same bits as f32 as long as no
      * denormal number and no infinity arises (gemm_block.c proves that from the exponents). */
     void (*bf16)(int m, int n, int64_t pairs, const uint32_t *a, const uint32_t *b, float *c,

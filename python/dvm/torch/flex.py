@@ -39,7 +39,7 @@ from .symbols import Symbols, hint
 TARGETS = frozenset(("flex_attention", "flex_attention_backward"))
 
 # dvm/flex.h
-ROWS, KEYS, PITCH = 96, 128, 256
+ROWS, KEYS, PITCH = 96, 128, 144
 SCORE, SCALE, BATCH, HEAD, QUERY, KEY, GRAD, OTHER = range(8)
 MOST_OTHERS = 48
 

@@ -23,7 +23,7 @@ struct backward {
     const struct attn_seq *seq;
     float *delta; /* sum over features of dO O, by slot */
     struct attn_room room;
-    size_t qa, qb, ga, gb, dk, dv, dq, wide, total; /* of one thread */
+    size_t q, g, dk, dv, dq, wide, total; /* of one thread */
     int what;
     char *scratch;
     struct attn_units units;
@@ -33,7 +33,7 @@ struct backward {
 /* Rows of a block, packed. g is the gradient of the output. */
 struct operand {
     struct attn_block blk;
-    float *qa, *qb, *ga, *gb;
+    float *q, *g;
     bool q_clean, g_clean;
 };
 
@@ -45,12 +45,10 @@ static float *part_at(const struct backward *f, int thread, size_t at) {
 
 static void load_rows(const struct attn_work *w, struct operand *o, int what) {
     const struct attn *s = w->a;
-    o->q_clean = o->g_clean = true;
-    dvm_attn_pack_rows(w, o->qa, &s->q, &o->blk, s->d);
-    dvm_attn_pack_rows(w, o->ga, &s->dy, &o->blk, s->d2);
-    if (!(what & TO_KEYS)) return;
-    o->q_clean = dvm_attn_pack_cols(w, o->qb, &s->q, &o->blk, s->d);
-    o->g_clean = dvm_attn_pack_cols(w, o->gb, &s->dy, &o->blk, s->d2);
+    dvm_attn_pack_rows(w, o->q, &s->q, &o->blk, s->d);
+    dvm_attn_pack_rows(w, o->g, &s->dy, &o->blk, s->d2);
+    o->q_clean = !(what & TO_KEYS) || dvm_attn_finite(w, o->q, 0, o->blk.m, s->d);
+    o->g_clean = !(what & TO_KEYS) || dvm_attn_finite(w, o->g, 0, o->blk.m, s->d2);
 }
 
 /* Keys as the products need them; whether all features of the keys are finite. */
@@ -58,7 +56,9 @@ static bool load_keys(const struct attn_work *w, const struct attn_tile *t, int 
     const struct attn *s = w->a;
     dvm_attn_pack_keys(w, w->kt, &s->k, t, s->d);
     dvm_attn_pack_keys(w, w->vt, &s->v, t, s->d2);
-    return !(what & TO_ROWS) || dvm_attn_pack_values(w, w->kb, &s->k, t, s->d);
+    if (!(what & TO_ROWS)) return true;
+    dvm_attn_pack_values(w, w->kb, &s->k, t, s->d);
+    return dvm_attn_finite(w, w->kb, t->from, t->to, s->d);
 }
 
 /* The power of a score is e^(score - max) / sum. */
@@ -110,17 +110,15 @@ static void step(struct attn_work *w, const struct backward *f, const struct ope
     int m = o->blk.m;
     bool marks = !k_clean || !o->q_clean || !o->g_clean;
     struct attn_flex *flex = w->a->flex;
-    dvm_attn_scores(w, m, w->a->d, o->qa, w->kt, flex ? w->flex.raw : w->s);
-    dvm_attn_scores(w, m, w->a->d2, o->ga, w->vt, w->t);
+    dvm_attn_scores(w, m, w->a->d, o->q, w->kt, flex ? w->flex.raw : w->s);
+    dvm_attn_scores(w, m, w->a->d2, o->g, w->vt, w->t);
     if (flex) dvm_attn_flex_scores(w, &o->blk, t->j0);
     for (int r = 0; r < m; r++) row(w, f, &o->blk, t, r, marks);
     if (flex && f->what & (TO_KEYS | TO_ROWS)) dvm_attn_flex_grad(w, &o->blk);
     if (dq) dvm_attn_over_keys(w, m, w->t, w->kb, w->a->d, dq, k_clean);
     if (!dk) return;
-    w->g->transpose((uint32_t *)w->st, ATTN_PITCH, (const uint32_t *)w->s, ATTN_PITCH, m, t->to);
-    w->g->transpose((uint32_t *)w->tt, ATTN_PITCH, (const uint32_t *)w->t, ATTN_PITCH, m, t->to);
-    dvm_attn_over_rows(w, m, t, w->st, o->gb, w->a->d2, dv, o->g_clean);
-    dvm_attn_over_rows(w, m, t, w->tt, o->qb, w->a->d, dk, o->q_clean);
+    dvm_attn_over_rows(w, m, t, w->s, o->g, w->a->d2, dv, o->g_clean);
+    dvm_attn_over_rows(w, m, t, w->t, o->q, w->a->d, dk, o->q_clean);
 }
 
 static bool hull_of(struct attn_work *w, const struct attn_block *blk, struct attn_tile *t) {
@@ -178,10 +176,8 @@ static void tile(const struct backward *f, struct attn_work *w, struct operand *
 
 static void enter(const struct backward *f, int thread, struct attn_work *w, struct operand *o) {
     dvm_attn_enter(w, f->a, f->seq, f->isa, &f->room, f->scratch + (size_t)thread * f->total);
-    o->qa = part_at(f, thread, f->qa);
-    o->qb = part_at(f, thread, f->qb);
-    o->ga = part_at(f, thread, f->ga);
-    o->gb = part_at(f, thread, f->gb);
+    o->q = part_at(f, thread, f->q);
+    o->g = part_at(f, thread, f->g);
 }
 
 static void store_queries(struct attn_work *w, const struct attn_block *blk, float *dq) {
@@ -367,7 +363,7 @@ static void store_captured(const struct backward *f) {
 static void deltas(void *arg, int thread) {
     struct backward *f = arg;
     const struct attn *s = f->a;
-    float *x = part_at(f, thread, f->ga), *y = x + attn_pitch(s->d2);
+    float *x = part_at(f, thread, f->g), *y = x + attn_pitch(s->d2);
     int64_t b, n;
     while (dvm_attn_next(&f->units, &b, &n)) {
         const struct attn_seq *q = &f->seq[b];
@@ -466,10 +462,8 @@ static void sizes(struct backward *f, enum pass p) {
                             : TO_CAPTURED;
     f->room = dvm_attn_room(s, true);
     f->total = f->room.total;
-    f->qa = dvm_attn_part(&f->total, attn_rows_size(s->d) * 4);
-    f->ga = dvm_attn_part(&f->total, attn_rows_size(s->d2) * 4);
-    f->qb = dvm_attn_part(&f->total, pitch * ATTN_BM * 4);
-    f->gb = dvm_attn_part(&f->total, attn_pitch(s->d2) * ATTN_BM * 4);
+    f->q = dvm_attn_part(&f->total, attn_row_pitch(s->d) * ATTN_BM * 4);
+    f->g = dvm_attn_part(&f->total, attn_row_pitch(s->d2) * ATTN_BM * 4);
     f->dk = dvm_attn_part(&f->total, pitch * ATTN_BN * 4);
     f->dv = dvm_attn_part(&f->total, attn_pitch(s->d2) * ATTN_BN * 4);
     f->dq = dvm_attn_part(&f->total, rows * pitch * 4);

@@ -184,7 +184,8 @@ static void unit(const struct forward *f, struct attn_work *w, struct state *st,
         struct attn_tile t = {.b = b, .h = h, .j0 = j0};
         if (!tile_of(w, st, n, &t)) continue;
         dvm_attn_pack_keys(w, w->kt, &s->k, &t, s->d);
-        bool clean = dvm_attn_pack_values(w, w->vb, &s->v, &t, s->d2);
+        dvm_attn_pack_values(w, w->vb, &s->v, &t, s->d2);
+        bool clean = dvm_attn_finite(w, w->vb, t.from, t.to, s->d2);
         for (int i = 0; i < n; i++)
             if (st[i].active && (n == 1 || dvm_attn_see(w, &st[i].blk, j0)))
                 step(w, &st[i], &t, clean);
@@ -200,7 +201,7 @@ static void work(void *arg, int thread) {
     int64_t b, index;
     dvm_attn_enter(&w, f->a, f->seq, f->isa, &f->room, p);
     for (int i = 0; i < f->run; i++) {
-        st[i].q = (float *)(void *)(p + f->q) + i * attn_rows_size(f->a->d);
+        st[i].q = (float *)(void *)(p + f->q) + i * ATTN_BM * attn_row_pitch(f->a->d);
         st[i].o = (float *)(void *)(p + f->o) + i * ATTN_BM * attn_pitch(f->a->d2);
     }
     while (dvm_attn_next(&f->units, &b, &index)) unit(f, &w, st, b, index);
@@ -235,7 +236,7 @@ static void zero_rest(const struct forward *f) {
 static void sizes(struct forward *f) {
     f->room = dvm_attn_room(f->a, false);
     f->total = f->room.total;
-    f->q = dvm_attn_part(&f->total, f->run * attn_rows_size(f->a->d) * 4);
+    f->q = dvm_attn_part(&f->total, f->run * ATTN_BM * attn_row_pitch(f->a->d) * 4);
     f->o = dvm_attn_part(&f->total, f->run * ATTN_BM * attn_pitch(f->a->d2) * 4);
     f->states = dvm_attn_part(&f->total, f->run * (int64_t)sizeof(struct state));
 }

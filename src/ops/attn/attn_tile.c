@@ -6,7 +6,7 @@
 #include <stdatomic.h>
 #include <string.h>
 
-enum { LANES = DVM_ATTN_LANES };
+enum { LANES = DVM_ATTN_LANES, KC = DVM_GEMM_KC };
 
 /* ---- blocks */
 
@@ -41,21 +41,18 @@ size_t dvm_attn_part(size_t *total, int64_t size) {
 
 struct attn_room dvm_attn_room(const struct attn *s, bool backward) {
     struct attn_room r = {.total = 0};
-    int64_t d = attn_up(s->d, ATTN_PITCH), d2 = attn_up(DVM_MAX(s->d2, 1), ATTN_PITCH);
     int64_t one = (int64_t)4 * ATTN_BN;
-    r.kt = dvm_attn_part(&r.total, d * one);
-    r.vb = dvm_attn_part(&r.total, d2 * one);
+    r.kt = dvm_attn_part(&r.total, s->d * one);
+    r.vb = dvm_attn_part(&r.total, attn_row_pitch(s->d2) * one);
     r.s = dvm_attn_part(&r.total, (int64_t)4 * ATTN_BM * ATTN_PITCH);
     r.off = dvm_attn_part(&r.total, (int64_t)ATTN_BM * ATTN_BN);
     r.bias = dvm_attn_part(&r.total, one);
     r.z = dvm_attn_part(&r.total, one);
     if (s->flex) r.flex = dvm_attn_part(&r.total, (int64_t)dvm_attn_flex_room(s->flex, backward));
     if (!backward) return r;
-    r.kb = dvm_attn_part(&r.total, d * one);
-    r.vt = dvm_attn_part(&r.total, d2 * one);
+    r.kb = dvm_attn_part(&r.total, attn_row_pitch(s->d) * one);
+    r.vt = dvm_attn_part(&r.total, s->d2 * one);
     r.t = dvm_attn_part(&r.total, (int64_t)4 * ATTN_BM * ATTN_PITCH);
-    r.st = dvm_attn_part(&r.total, (int64_t)4 * ATTN_BN * ATTN_PITCH);
-    r.tt = dvm_attn_part(&r.total, (int64_t)4 * ATTN_BN * ATTN_PITCH);
     return r;
 }
 
@@ -76,11 +73,9 @@ void dvm_attn_enter(struct attn_work *w, const struct attn *s, const struct attn
     w->kb = floats(p, r->kb);
     w->vt = floats(p, r->vt);
     w->t = floats(p, r->t);
-    w->st = floats(p, r->st);
-    w->tt = floats(p, r->tt);
     memset(w->bias, 0, (size_t)4 * ATTN_BN);
     w->flex.flex = NULL;
-    if (s->flex) dvm_attn_flex_enter(&w->flex, s->flex, r->st != 0, p + r->flex);
+    if (s->flex) dvm_attn_flex_enter(&w->flex, s->flex, r->t != 0, p + r->flex);
 }
 
 /* ---- packing */
@@ -93,33 +88,18 @@ static struct dvm_k_block rows_of(const struct attn_mat *x, const char *p, int64
 void dvm_attn_pack_rows(const struct attn_work *w, float *d, const struct attn_mat *x,
                         const struct attn_block *blk, int64_t features) {
     const struct attn_seq *q = &w->seq[blk->b];
-    for (int64_t c = 0; c < features; c += ATTN_PITCH, d += ATTN_BM * ATTN_PITCH)
-        for (int64_t n = 0; n < blk->heads; n++) {
-            const char *p = attn_at(x, blk->b, blk->n0 + n, q->q0 + blk->i0);
-            struct dvm_k_block s = rows_of(x, p, c, blk->rows, DVM_MIN(features - c, ATTN_PITCH));
-            w->g->rows(d + n * blk->rows * ATTN_PITCH, ATTN_PITCH, ATTN_PITCH, 0, false, &s);
-        }
-}
-
-static bool clean(const struct attn_work *w, const float *d, int64_t strip, int64_t from,
-                  int64_t to, int64_t features) {
-    int nr = w->g->nr;
-    for (int64_t c = 0; c < features; c += nr, d += strip)
-        if (!w->k->finite(d + from * nr, (to - from) * nr)) return false;
-    return true;
-}
-
-bool dvm_attn_pack_cols(const struct attn_work *w, float *d, const struct attn_mat *x,
-                        const struct attn_block *blk, int64_t features) {
-    const struct attn_seq *q = &w->seq[blk->b];
-    int nr = w->g->nr;
-    int64_t strip = (int64_t)ATTN_BM * nr;
+    int64_t pitch = attn_row_pitch(features);
     for (int64_t n = 0; n < blk->heads; n++) {
         const char *p = attn_at(x, blk->b, blk->n0 + n, q->q0 + blk->i0);
         struct dvm_k_block s = rows_of(x, p, 0, blk->rows, features);
-        w->g->rows(d + n * blk->rows * nr, nr, nr, strip, true, &s);
+        w->g->rows(d + n * blk->rows * pitch, pitch, pitch, 0, true, &s);
     }
-    return clean(w, d, strip, 0, blk->m, features);
+}
+
+bool dvm_attn_finite(const struct attn_work *w, const float *d, int64_t from, int64_t to,
+                     int64_t features) {
+    int64_t pitch = attn_row_pitch(features);
+    return w->k->finite(d + from * pitch, (to - from) * pitch);
 }
 
 static const char *key_at(const struct attn_work *w, const struct attn_mat *x,
@@ -131,8 +111,8 @@ static const char *key_at(const struct attn_work *w, const struct attn_mat *x,
 void dvm_attn_pack_keys(const struct attn_work *w, float *d, const struct attn_mat *x,
                         const struct attn_tile *t, int64_t features) {
     int nr = w->g->nr;
-    for (int64_t c = 0; c < features; c += ATTN_PITCH, d += (int64_t)ATTN_BN * ATTN_PITCH) {
-        int64_t depth = DVM_MIN(features - c, ATTN_PITCH), strip = depth * nr;
+    for (int64_t c = 0; c < features; c += KC, d += (int64_t)ATTN_BN * KC) {
+        int64_t depth = DVM_MIN(features - c, KC), strip = depth * nr;
         struct dvm_k_block s = {.p = key_at(w, x, t) + c * x->cs,
                                 .rs = x->cs,
                                 .cs = x->rs,
@@ -153,13 +133,11 @@ void dvm_attn_pack_keys(const struct attn_work *w, float *d, const struct attn_m
     }
 }
 
-bool dvm_attn_pack_values(const struct attn_work *w, float *d, const struct attn_mat *x,
+void dvm_attn_pack_values(const struct attn_work *w, float *d, const struct attn_mat *x,
                           const struct attn_tile *t, int64_t features) {
-    int nr = w->g->nr;
-    int64_t strip = (int64_t)ATTN_BN * nr;
+    int64_t pitch = attn_row_pitch(features);
     struct dvm_k_block s = rows_of(x, key_at(w, x, t), 0, t->to - t->from, features);
-    w->g->rows(d + t->from * nr, nr, nr, strip, true, &s);
-    return clean(w, d, strip, t->from, t->to, features);
+    w->g->rows(d + t->from * pitch, pitch, pitch, 0, true, &s);
 }
 
 /* ---- what is seen */
@@ -223,48 +201,49 @@ void dvm_attn_scores(const struct attn_work *w, int m, int64_t features, const f
                      const float *b, float *s) {
     struct attn_range h[MAX_GROUPS], all = dvm_attn_hull(w, 0, m);
     int mr = w->g->mr, nr = w->g->nr, groups = row_hulls(w, m, h);
-    for (int64_t c = 0; c < features; c += ATTN_PITCH) {
-        int64_t depth = DVM_MIN(features - c, ATTN_PITCH);
+    int64_t pitch = attn_row_pitch(features);
+    for (int64_t c = 0; c < features; c += KC) {
+        int64_t depth = DVM_MIN(features - c, KC);
         for (int64_t j = all.from / nr * nr; j < all.to; j += nr)
             for (int i = 0; i < groups; i++) {
-                const float *x = a + c * ATTN_BM + i * mr * ATTN_PITCH;
+                const float *x = a + i * mr * pitch + c;
                 if (h[i].from < j + nr && j < h[i].to)
-                    w->g->f32(DVM_MIN(mr, m - i * mr), nr, depth, x, b + c * ATTN_BN + j * depth,
-                              s + i * mr * ATTN_PITCH + j, ATTN_PITCH, c == 0, (const char *)x, 0);
+                    w->g->f32(DVM_MIN(mr, m - i * mr), nr, depth, x, pitch, 1,
+                              b + c * ATTN_BN + j * depth, nr, s + i * mr * ATTN_PITCH + j,
+                              ATTN_PITCH, c == 0, (const char *)x, 0);
             }
     }
 }
 
-/* c += a b, a with rows of ATTN_PITCH in groups of mr; group i takes the places h[i] of the inner dimension, of which a
- * strip of b has `strip` floats. */
+/* c += a b: group i are mr rows of a, ars apart, over the places h[i] of the inner dimension, which are acs apart. */
 static void add_product(const struct attn_work *w, int rows, const struct attn_range *h, int groups,
-                        const float *a, const float *b, int64_t strip, float *c, int64_t features) {
+                        const float *a, int64_t ars, int64_t acs, const float *b, float *c,
+                        int64_t features) {
     int mr = w->g->mr, nr = w->g->nr;
-    int64_t pitch = attn_pitch(features);
-    for (int64_t f = 0; f < features; f += nr, b += strip)
+    int64_t pitch = attn_pitch(features), bs = attn_row_pitch(features);
+    for (int64_t f = 0; f < features; f += nr)
         for (int i = 0; i < groups; i++) {
-            const float *x = a + (int64_t)i * mr * ATTN_PITCH + h[i].from;
+            const float *x = a + i * mr * ars + h[i].from * acs;
             if (h[i].from < h[i].to)
-                w->g->f32(DVM_MIN(mr, rows - i * mr), nr, h[i].to - h[i].from, x,
-                          b + h[i].from * nr, c + i * mr * pitch + f, pitch, false, (const char *)x,
-                          0);
+                w->g->f32(DVM_MIN(mr, rows - i * mr), nr, h[i].to - h[i].from, x, ars, acs,
+                          b + h[i].from * bs + f, bs, c + i * mr * pitch + f, pitch, false,
+                          (const char *)x, 0);
         }
 }
 
 void dvm_attn_over_keys(const struct attn_work *w, int m, const float *a, const float *b,
-                        int64_t features, float *c, bool is_clean) {
+                        int64_t features, float *c, bool clean) {
     struct attn_range h[MAX_GROUPS];
-    int nr = w->g->nr;
-    int64_t pitch = attn_pitch(features), strip = (int64_t)ATTN_BN * nr;
-    if (is_clean) {
+    int64_t pitch = attn_pitch(features), bs = attn_row_pitch(features);
+    if (clean) {
         int groups = row_hulls(w, m, h);
-        add_product(w, m, h, groups, a, b, strip, c, features);
+        add_product(w, m, h, groups, a, ATTN_PITCH, 1, b, c, features);
         return;
     }
     for (int r = 0; r < m; r++) {
         int at = w->from[r];
         w->k->chain(c + r * pitch, features, a + r * ATTN_PITCH + at, 1, w->off + r * ATTN_BN + at,
-                    1, w->to[r] - at, b + (int64_t)at * nr, nr, strip);
+                    1, w->to[r] - at, b + at * bs, bs);
     }
 }
 
@@ -280,17 +259,17 @@ static struct attn_range seeing(const struct attn_work *w, int m, int64_t j, int
 }
 
 void dvm_attn_over_rows(const struct attn_work *w, int m, const struct attn_tile *t, const float *a,
-                        const float *b, int64_t features, float *c, bool is_clean) {
+                        const float *b, int64_t features, float *c, bool clean) {
     struct attn_range h[MAX_GROUPS];
-    int mr = w->g->mr, nr = w->g->nr, first = t->from / mr * mr, groups = 0;
-    int64_t pitch = attn_pitch(features), strip = (int64_t)ATTN_BM * nr;
-    for (int j = t->from; j < t->to && !is_clean; j++)
-        w->k->chain(c + j * pitch, features, a + (int64_t)j * ATTN_PITCH, 1, w->off + j, ATTN_BN, m,
-                    b, nr, strip);
-    if (!is_clean) return;
+    int mr = w->g->mr, first = t->from / mr * mr, groups = 0;
+    int64_t pitch = attn_pitch(features);
+    for (int j = t->from; j < t->to && !clean; j++)
+        w->k->chain(c + j * pitch, features, a + j, ATTN_PITCH, w->off + j, ATTN_BN, m, b,
+                    attn_row_pitch(features));
+    if (!clean) return;
     for (int j = first; j < t->to; j += mr) h[groups++] = seeing(w, m, j, DVM_MIN(mr, t->to - j));
-    add_product(w, t->to - first, h, groups, a + (int64_t)first * ATTN_PITCH, b, strip,
-                c + first * pitch, features);
+    add_product(w, t->to - first, h, groups, a + first, 1, ATTN_PITCH, b, c + first * pitch,
+                features);
 }
 
 /* ---- rows */

@@ -6,7 +6,8 @@
 #define DVM_OPS_ATTN_ATTN_TILE_H
 #include "ops/attn/attn_call.h"
 
-enum { ATTN_PITCH = DVM_GEMM_KC }; /* of the left operands of the matrix kernels */
+/* Row pitches are odd multiples of 16: as powers of two they would leave most sets of the first-level cache unused. */
+enum { ATTN_PITCH = ATTN_BN + 16 }; /* of a tile of scores */
 
 /* Rows of one block: `heads` heads from n0 on, of each the `rows` rows from i0 on, head by head. */
 struct attn_block {
@@ -25,9 +26,9 @@ struct attn_tile {
 };
 
 struct attn_room {
-    size_t kt, vt, kb,
-        vb; /* packed tiles: K^T, V^T (columns are keys), K, V (columns are features) */
-    size_t s, t, st, tt; /* scores, their gradients; both transposed */
+    size_t kt, vt;       /* K^T, V^T in strips: columns are keys */
+    size_t kb, vb;       /* K, V row by row */
+    size_t s, t;         /* scores, their gradients */
     size_t off, bias, z; /* excluded places of a block; one row of pse; of dropout weights */
     size_t flex;
     size_t total;
@@ -52,7 +53,7 @@ struct attn_work {
     const struct attn_seq *seq;
     const struct dvm_k_gemm *g;
     const struct dvm_k_attn *k;
-    float *kt, *vt, *kb, *vb, *s, *t, *st, *tt, *bias, *z;
+    float *kt, *vt, *kb, *vb, *s, *t, *bias, *z;
     uint8_t *off;
     int from[ATTN_BM], to[ATTN_BM]; /* keys of each row of the block, in the tile */
     float scratch[ATTN_BM + DVM_ATTN_LANES];
@@ -66,24 +67,21 @@ void dvm_attn_enter(struct attn_work *w, const struct attn *s, const struct attn
                     const struct attn_isa *isa, const struct attn_room *r, char *scratch);
 
 DVM_INLINE int64_t attn_up(int64_t n, int64_t step) { return (n + step - 1) / step * step; }
-/* Row pitch of sums over d features. */
+/* Row pitch of sums over d features; of rows with d features as operands, left or right: zeros follow the features. */
 DVM_INLINE int64_t attn_pitch(int64_t d) { return attn_up(DVM_MAX(d, 1), DVM_GEMM_MAX_NR); }
-/* Floats of a block of rows packed as left operand. */
-DVM_INLINE int64_t attn_rows_size(int64_t d) {
-    return attn_up(DVM_MAX(d, 1), ATTN_PITCH) * ATTN_BM;
-}
+DVM_INLINE int64_t attn_row_pitch(int64_t d) { return attn_pitch(d) + 16; }
 
-/* Rows of a block as left operand over features: feature blocks of KC, each BM rows apart. */
+/* Rows of a block. */
 void dvm_attn_pack_rows(const struct attn_work *w, float *d, const struct attn_mat *x,
                         const struct attn_block *blk, int64_t features);
-/* The same rows as right operand: columns are features. True if all are finite. */
-bool dvm_attn_pack_cols(const struct attn_work *w, float *d, const struct attn_mat *x,
-                        const struct attn_block *blk, int64_t features);
-/* Keys of a tile as right operand: columns are keys; columns are features (true if all are finite). */
+/* Keys of a tile: row by row; transposed, in strips. */
+void dvm_attn_pack_values(const struct attn_work *w, float *d, const struct attn_mat *x,
+                          const struct attn_tile *t, int64_t features);
 void dvm_attn_pack_keys(const struct attn_work *w, float *d, const struct attn_mat *x,
                         const struct attn_tile *t, int64_t features);
-bool dvm_attn_pack_values(const struct attn_work *w, float *d, const struct attn_mat *x,
-                          const struct attn_tile *t, int64_t features);
+/* Whether packed rows [from, to) are finite. */
+bool dvm_attn_finite(const struct attn_work *w, const float *d, int64_t from, int64_t to,
+                     int64_t features);
 
 /* Fills from and to. False: no row of the block sees a key of the tile, as far as intervals and mask say. */
 bool dvm_attn_see(struct attn_work *w, const struct attn_block *blk, int64_t j0);
@@ -99,10 +97,10 @@ float dvm_attn_row(struct attn_work *w, const struct attn_block *blk, const stru
 /* Dropout weights of row r at z[from], ... */
 void dvm_attn_drop_row(struct attn_work *w, const struct attn_block *blk, const struct attn_tile *t,
                        int r);
-/* c += a b over keys: a is s or t, b is packed values. clean: b is finite in all it holds. */
+/* c += a b over keys: a is s or t, b is packed rows of keys. clean: b is finite in all it holds. */
 void dvm_attn_over_keys(const struct attn_work *w, int m, const float *a, const float *b,
                         int64_t features, float *c, bool clean);
-/* c += a b over rows: a is st or tt (keys x rows), b packed columns; c has a row for each key. */
+/* c += the transpose of a times b over rows: a is s or t, b is packed rows of the block; c has a row for each key. */
 void dvm_attn_over_rows(const struct attn_work *w, int m, const struct attn_tile *t, const float *a,
                         const float *b, int64_t features, float *c, bool clean);
 /* Stores the rows of a block, features wide. */

@@ -29,7 +29,7 @@ static bool dot_behaves(const struct dvm_k_gemm *k) {
     k->unpair(af, a, 1, P);
     k->unpair(bf, b, k->nr, P);
     k->bf16(1, k->nr, P, a, b, c, k->nr, true, (char *)a, 0);
-    k->f32(1, k->nr, (int64_t)2 * P, af, bf, d, k->nr, true, (char *)a, 0);
+    k->f32(1, k->nr, (int64_t)2 * P, af, 2 * P, 1, bf, k->nr, d, k->nr, true, (char *)a, 0);
     return memcmp(c, d, (size_t)k->nr * 4) == 0;
 }
 

@@ -60,8 +60,9 @@ static void multiply_f32(const struct dvm_k_gemm *k, struct step *t) {
     for (int64_t i = 0; i < t->m; i += h)
         for (int64_t j = 0; j < t->n; j += k->nr) {
             const char *next = take(&t->next, t->kc, &jump);
-            k->f32((int)DVM_MIN(h, t->m - i), (int)DVM_MIN(k->nr, t->n - j), t->kc, a + i * KC,
-                   b + j / k->nr * t->strip, t->c + i * t->ldc + j, t->ldc, t->k0 == 0, next, jump);
+            k->f32((int)DVM_MIN(h, t->m - i), (int)DVM_MIN(k->nr, t->n - j), t->kc, a + i * KC, KC,
+                   1, b + j / k->nr * t->strip, k->nr, t->c + i * t->ldc + j, t->ldc, t->k0 == 0,
+                   next, jump);
         }
 }
 static void multiply_pairs(const struct dvm_k_gemm *k, struct step *t) {

@@ -195,12 +195,11 @@ static bool all_finite(const float *s, int64_t n) {
 }
 
 static void chain(float *c, int64_t n, const float *a, int64_t step, const uint8_t *off,
-                  int64_t ostep, int64_t k, const float *b, int64_t nr, int64_t strip) {
+                  int64_t ostep, int64_t k, const float *b, int64_t bs) {
     for (int64_t j = 0; j < n; j++) {
-        const float *col = b + j / nr * strip + j % nr;
         float s = 0;
         for (int64_t i = 0; i < k; i++)
-            if (!off[i * ostep]) s = xc_fma(a[i * step], col[i * nr], s);
+            if (!off[i * ostep]) s = xc_fma(a[i * step], b[i * bs + j], s);
         c[j] += s;
     }
 }

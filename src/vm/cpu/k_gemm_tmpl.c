@@ -262,15 +262,20 @@ DVM_INLINE void tile_out(const int m, const int nv, vf acc[MR][NV], float *c, in
     }
 }
 
-DVM_INLINE void tile_f32(const int m, const int nv, int64_t k, const float *a, const float *b,
-                         float *c, int64_t ldc, bool first, const char *next, int64_t step) {
+/* Rows of A by threes: one pointer serves three rows where an address may be a base and a scaled step. */
+enum { AP = (MR + 2) / 3 };
+DVM_INLINE void tile_f32(const int m, const int nv, int64_t k, const float *a, int64_t ars,
+                         int64_t acs, const float *b, int64_t bs, float *c, int64_t ldc, bool first,
+                         const char *next, int64_t step) {
     vf acc[MR][NV];
+    const float *ap[AP];
     DVM_UNROLL
     for (int r = 0; r < m; r++) {
         DVM_UNROLL
         for (int v = 0; v < nv; v++) acc[r][v] = vf_zero();
+        if (r % 3 == 0) ap[r / 3] = a + r * ars;
     }
-    for (int64_t i = 0; i < k; i++, b += NR, next += step) {
+    for (int64_t i = 0; i < k; i++, b += bs, next += step) {
         vf bv[NV];
         DVM_PREFETCH(next);
         DVM_PREFETCH(next + 64);
@@ -278,10 +283,12 @@ DVM_INLINE void tile_f32(const int m, const int nv, int64_t k, const float *a, c
         for (int v = 0; v < nv; v++) bv[v] = vf_load(b + v * W);
         DVM_UNROLL
         for (int r = 0; r < m; r++) {
-            vf av = vf_set1(a[r * KC + i]);
+            vf av = vf_set1(ap[r / 3][r % 3 * ars]);
             DVM_UNROLL
             for (int v = 0; v < nv; v++) acc[r][v] = vf_fma(av, bv[v], acc[r][v]);
         }
+        DVM_UNROLL
+        for (int q = 0; 3 * q < m; q++) ap[q] += acs;
     }
     tile_out(m, nv, acc, c, ldc, first);
 }
@@ -315,10 +322,11 @@ DVM_INLINE void tile_f32(const int m, const int nv, int64_t k, const float *a, c
 #define TILE_CASES(BODY) TILE_CASE(1, BODY) TILE_CASE(2, BODY) TILE_CASE(3, BODY) TILE_CASE(4, BODY)
 #endif
 
-static void gemm_f32(int m, int n, int64_t k, const float *a, const float *b, float *c, int64_t ldc,
-                     bool first, const char *next, int64_t step) {
-#define WHOLE(m_) tile_f32(m_, NV, k, a, b, c, ldc, first, next, step)
-#define HALF(m_) tile_f32(m_, (NV + 1) / 2, k, a, b, c, ldc, first, next, step)
+static void gemm_f32(int m, int n, int64_t k, const float *a, int64_t ars, int64_t acs,
+                     const float *b, int64_t bs, float *c, int64_t ldc, bool first,
+                     const char *next, int64_t step) {
+#define WHOLE(m_) tile_f32(m_, NV, k, a, ars, acs, b, bs, c, ldc, first, next, step)
+#define HALF(m_) tile_f32(m_, (NV + 1) / 2, k, a, ars, acs, b, bs, c, ldc, first, next, step)
     if (n > (NV + 1) / 2 * W) {
         switch (m) { TILE_CASES(WHOLE) }
     } else {
