@@ -93,7 +93,8 @@ static int count_reduced(const struct group *g) {
 }
 
 /* A row that no single strip can walk. First its reductions get a kernel without other full-size roots, whose strides may
- * be in the way; if that was not it, their operands go to memory first, where they are dense. */
+ * be in the way; if that was not it, their operands go to memory first, where they are dense. What another kernel of this
+ * round has asked for may be what this one needs: only a round in which nothing changed has failed. */
 static void refuse(struct planner *p, const struct group *g) {
     bool changed = false;
     for (int step = 0; step < 2 && !changed; step++) {
@@ -109,8 +110,10 @@ static void refuse(struct planner *p, const struct group *g) {
             changed = true;
         }
     }
-    p->stop = changed ? STOP_GROUP : STOP_ERROR;
-    if (!changed) p->st = dvm_err_set(DVM_ERR_INTERNAL, "planner cannot lay out a row kernel");
+    if (changed) p->stop = STOP_GROUP;
+    if (p->stop != STOP_NONE) return;
+    p->stop = STOP_ERROR;
+    p->st = dvm_err_set(DVM_ERR_INTERNAL, "planner cannot lay out a row kernel");
 }
 
 static void order_col(struct group *g) {

@@ -471,9 +471,9 @@ static int outer_value(struct planner *p, struct sb *b, uint32_t n, const struct
     return load_rowvec(p, b, id, vt);
 }
 
-/* Strict mode: a 16-bit result is rounded where it is made. */
+/* Strict mode: a 16-bit result is rounded where it is made; half of a reduction is no result. */
 static int round_strict(struct planner *p, struct sb *b, const struct pnode *x, int value) {
-    if (value < 0 || !p->in->strict || !is_half(x->dtype)) return value;
+    if (value < 0 || !p->in->strict || !is_half(x->dtype) || x->first) return value;
     return put(p, b, DVM_BC_RND, DVM_VT_F32, value, x->dtype, 0);
 }
 
@@ -543,12 +543,16 @@ static bool costly(int op) {
 
 uint32_t dvm_plan_cost(int op) { return costly(op) ? 12 : 1; }
 
-/* A costly value of an earlier pass over the same row: kept in scratch instead of computed again. */
+/* A costly value of an earlier pass over the same row: kept in scratch instead of computed again. Roots may come to any pass
+ * at any time: what a later pass keeps is not there yet. */
 static int reuse_kept(struct planner *p, struct sb *b, uint32_t n) {
     struct group *g = b->g;
     int vt = dvm_vt_of(p->node.p[n].dtype);
-    struct outer *o = find_outer(g, n, NULL);
-    if (o && g->vec.p[o->vec].kept) return load_rowvec(p, b, o->vec, vt);
+    for (uint32_t i = 0; i < g->outer.n; i++) {
+        const struct outer *o = &g->outer.p[i];
+        if (o->node == n && !o->v && o->pass < b->pass && g->vec.p[o->vec].kept)
+            return load_rowvec(p, b, o->vec, vt);
+    }
     for (int q = 0; q < b->pass; q++) {
         struct sb *e = g->full[q];
         if (!e || !e->memo[n] || e->opnd.n + ROOM >= DVM_STRIP_MAX_OPND) continue;
@@ -611,7 +615,8 @@ static bool keep_there(struct planner *p, const struct sb *b, uint32_t n) {
         return false;
     const struct sb *full = p->group.p[there]->full[0];
     if (full && fill_of(full) > DVM_STRIP_MAX_INS / 2) return false; /* no room for more */
-    if (p->group.p[there]->shape != x->shape) { /* not a value of that kernel's space */
+    /* Not a value of that kernel's space, or one whose strides would stand in the way of its reductions. */
+    if (p->group.p[there]->shape != x->shape || p->group.p[there]->alone) {
         stop_at(p, STOP_MAT, n);
         return false;
     }

@@ -239,6 +239,7 @@ static uint32_t red_normal(struct planner *p, const struct pnode *n) {
     for (int i = xs->rank - 1; i >= 0 && !(kept >> i & 1); i--) suffix |= mask & 1u << i;
     uint32_t outer = mask & ~suffix, x = n->in[0];
     if (suffix) x = red_over(p, n, x, suffix, true);
+    if (x && outer && suffix) p->node.p[x].first = 1;
     if (x && outer) {
         x = red_over(p, n, x, outer, false);
         if (x) p->node.p[x].second = suffix != 0;

@@ -21,9 +21,10 @@ enum { MAT_NEAR = 1, MAT_FAR = 2 };
  * either a suffix of the axes (inner: ROW) or do not contain the last axis (outer: COL). */
 struct pnode {
     uint8_t op, dtype, cls, nin;
-    uint8_t inner;  /* RED: ROW form */
-    uint8_t mat;    /* MAT_*: computed as a root of its own and read back by later kernels */
-    uint8_t second; /* RED: joins the row results of a reduction over inner and outer axes */
+    uint8_t inner; /* RED: ROW form */
+    uint8_t mat;   /* MAT_*: computed as a root of its own and read back by later kernels */
+    uint8_t first,
+        second; /* RED over inner and outer axes: its rows, never rounded, and what joins their results */
     uint8_t alone;  /* RED: shares a kernel with reductions like it only */
     uint8_t early;  /* kept value that is emitted when it is placed, not when it is asked for */
     uint8_t direct; /* CONCAT: written straight to output `at` of its only user */

@@ -6,6 +6,7 @@
 
 /* The text is zero-terminated and the caller's to free. */
 char *graph_gen(const uint8_t *bytes, size_t n);
+char *graph_gen_stats(const uint8_t *bytes, size_t n); /* of reductions, masks, broadcasts: legal for any kind */
 
 struct graph_trial {
     int64_t elements, undecided; /* judged */

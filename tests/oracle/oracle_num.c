@@ -89,7 +89,9 @@ elem rounded(dvm_dtype t, double v, double e) {
     if (isinf(e)) return undecided();
     if (isnan(y) || e == 0) return of_float(y, 0);
     if (isinf(lo) || isinf(hi)) return lo == hi ? of_float(y, 0) : undecided();
-    return of_float(y, fmax(hi - y, y - lo));
+    /* Zeros of both signs differ where something is divided by them. */
+    double either = y == 0 && signbit(lo) != signbit(hi) ? FLT_TRUE_MIN : 0;
+    return of_float(y, fmax(either, fmax(hi - y, y - lo)));
 }
 
 elem finish(dvm_dtype t, double y, double e, const char *tol, bool strict) {

@@ -199,7 +199,7 @@ static elem choose(dvm_dtype t, const elem x[3]) {
     if (!is_f(t)) return x[1].i == x[2].i ? x[1] : undecided();
     if (isnan(x[1].v) && isnan(x[2].v)) return x[1];
     if (x[1].v == x[2].v) return x[1].e > x[2].e ? x[1] : x[2];
-    double far = fabs(x[1].v - x[2].v) + x[2].e;
+    double far = nextafter(fabs(x[1].v - x[2].v) + x[2].e, INFINITY);
     return isfinite(far) ? of_float(x[1].v, fmax(far, x[1].e)) : undecided();
 }
 
@@ -304,13 +304,14 @@ elem dot(dvm_dtype t, const elem *a, int64_t sa, const elem *b, int64_t sb, int6
 
 static elem float_prod(dvm_dtype t, const elem *x, int64_t n, bool strict) {
     double p = 1, e = 0, up = 0, down = 0, most = 1;
-    bool exact = true, nan = false, zero = false, inf = false;
+    bool exact = true, nan = false, zero = false, inf = false, open = false;
     for (int64_t k = 0; k < n; k++) {
         if (any(x[k])) return undecided();
         double a = x[k].v, ea = x[k].e;
         nan |= isnan(a);
         zero |= a == 0;
         inf |= isinf(a);
+        open |= ea > 0 && fabs(a) <= ea;
         if (a != 0 && isfinite(a)) *(fabs(a) > 1 ? &up : &down) += fabs(log2(fabs(a) + ea));
         e = fabs(p) * ea + fabs(a) * e + e * ea + fabs(p * a) * 0x1p-24;
         p *= a;
@@ -318,6 +319,8 @@ static elem float_prod(dvm_dtype t, const elem *x, int64_t n, bool strict) {
         exact &= ea == 0 && a == rint(a);
     }
     if (nan) return of_float(NAN, 0);
+    if (open && (inf || p == 0))
+        return undecided(); /* infinity times zero, or a zero of either sign */
     if (exact && most <= 0x1p24) return finish(t, p, 0, "E", strict);
     /* Partial products leave the range of f32 in some order. */
     if (up > 127 || down > 125) return undecided();
@@ -328,17 +331,20 @@ static elem float_prod(dvm_dtype t, const elem *x, int64_t n, bool strict) {
 
 static elem float_best(dvm_op op, const elem *x, int64_t n) {
     double sign = op == DVM_OP_RMAX ? 1 : -1, v = -INFINITY, lo = -INFINITY, hi = -INFINITY;
-    bool open = false;
+    bool open = false, plus = false, minus = false;
     for (int64_t k = 0; k < n; k++) {
         open |= any(x[k]);
         if (any(x[k])) continue;
         if (isnan(x[k].v)) return of_float(NAN, 0);
+        if (x[k].v == 0) *(signbit(x[k].v) ? &minus : &plus) = true;
         v = fmax(v, sign * x[k].v);
         lo = fmax(lo, sign * x[k].v - x[k].e);
         hi = fmax(hi, sign * x[k].v + x[k].e);
     }
     if (open) return undecided();
-    return of_float(sign * v, isinf(v) ? 0 : fmax(hi - v, v - lo));
+    /* Which of two zeros is found depends on the order: a bound, so that a division by it is not decided. */
+    double either = v == 0 && plus && minus ? FLT_TRUE_MIN : 0;
+    return of_float(sign * v, isinf(v) ? 0 : fmax(either, fmax(hi - v, v - lo)));
 }
 
 /* The first of the best. Open when another element may be the best. */
