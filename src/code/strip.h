@@ -111,6 +111,10 @@ struct dvm_strip_args {
         *fault;  /* notes an index out of range; the element is then read at index 0 or is 0 */
     bool stream; /* outputs are larger than the cache: non-temporal stores pay */
     bool alias;  /* some output is exactly an input: no store before the last load of an element */
+    /* For code that can (dvm_code.boxes): so many boxes one after the other, 0 as 1, each with every ptr of opnd moved by
+     * step bytes. opnd is then changed. */
+    int64_t boxes;
+    const int64_t *step;
 };
 
 /* A strip compiled by a tier. Immutable, shared by threads. */
@@ -118,6 +122,7 @@ struct dvm_code {
     void (*run)(const struct dvm_code *c, const struct dvm_strip_args *a);
     size_t scratch;
     const char *tier;
+    bool boxes;             /* takes dvm_strip_args.boxes */
     struct dvm_strip strip; /* owned copy */
     char refused[120];      /* by tiers that were asked before, and why; filled by their caller */
 };

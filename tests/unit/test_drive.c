@@ -20,6 +20,8 @@
 #include "vm/dev.h"
 #include "vm/pool.h"
 
+#include "skip.h"
+
 static const struct dvm_mem mem = {dvm_mem_system, NULL};
 static struct dvm_dev dev;
 
@@ -511,6 +513,42 @@ static void sums_are_sums(void **state) {
     }
 }
 
+/* Code that goes from box to box by itself, with a factor of its own for each box; boxes of the last outer axis only. */
+static void boxes(void **state) {
+    static const int64_t cases[][5] = {{7, 2, 3, 16, 64},
+                                       {1, 3, 5, 64, 7},
+                                       {2, 1, 9, 1, 130},
+                                       {4, 4, 4, 20, 200},
+                                       {2, 2, 2, 0, 5}};
+    struct dvm_dev keep = dev, cpu;
+    (void)state;
+    if (dvm_dev_cpu(NULL, &cpu) != DVM_OK || dvm_dev_jit(cpu.isa, &dev) != DVM_OK) {
+        dev = keep;
+        skip_because("no machine code here");
+    }
+    for (size_t i = 0; i < DVM_COUNT(cases); i++) {
+        struct setup t;
+        begin(&t, DVM_MODE_COL, 1, 5, cases[i], 256);
+        struct dvm_bind *b = phase(&t, DVM_PHASE_FULL,
+                                   "strip col\no0: load f32 contig\no1: load f32 unif\n"
+                                   "o2: fold f32 contig\n%0 = load.f32 o0\n%1 = load.f32 o1\n"
+                                   "%2 = mul.f32 %0, %1\nfold.f32 %2, sum, o2\n");
+        int64_t factors = cases[i][0] * cases[i][1] * cases[i][2];
+        b[0] = bind(DVM_SRC_INPUT, 0, 0);
+        dense(&t, &b[0], 4, all_axes(&t), false);
+        b[1] = bind(DVM_SRC_INPUT, 1, 0);
+        dense(&t, &b[1], 4, 7, false);
+        b[2] = bind(DVM_SRC_OUTPUT, 0, 0);
+        dense(&t, &b[2], 4, kept_axes(&t), false);
+        t.in[0] = floats(elements(&t));
+        t.in[1] = floats(factors);
+        output(&t, 0, factors * cases[i][4], 4);
+        same_as_naive(&t);
+        end(&t);
+    }
+    dev = keep;
+}
+
 /* ---- errors ------------------------------------------------------------------------------------- */
 
 static void index_out_of_range(void **state) {
@@ -644,6 +682,7 @@ int main(void) {
         cmocka_unit_test(rows),
         cmocka_unit_test(columns),
         cmocka_unit_test(sums_are_sums),
+        cmocka_unit_test(boxes),
         cmocka_unit_test(index_out_of_range),
         cmocka_unit_test(scratch_may_be_missing),
         cmocka_unit_test(many_callers),

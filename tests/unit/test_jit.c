@@ -309,7 +309,29 @@ static bool same(int dtype, const char *x, const char *y) {
     return a == b || (is_nan(dtype, a) && is_nan(dtype, b));
 }
 
+/* Columns of a COL strip know nothing of each other: as many boxes of fewer columns give the same. */
+static void cut_to_boxes(const struct prog *p, const struct dvm_code *code,
+                         struct dvm_opnd_arg *opnd, int64_t *step, struct dvm_strip_args *a) {
+    static const uint8_t counts[] = {2, 3, 5, 64};
+    if (!code->boxes || p->s.flags & DVM_STRIP_WHOLE_ROWS) return;
+    for (size_t k = 0; k < DVM_COUNT(counts) && a->boxes == 0; k++) {
+        if (p->n == 0 || p->n % counts[k]) continue;
+        a->boxes = counts[k];
+        a->n = p->n / counts[k];
+    }
+    for (int o = 0; o < p->s.nopnd; o++) {
+        opnd[o] = p->arg[o];
+        step[o] = a->n * opnd[o].cs;
+    }
+    a->opnd = opnd;
+    a->step = step;
+}
+
+static int boxed; /* runs of several boxes */
+
 static void run(struct prog *p, const struct dvm_code *code, bool stream) {
+    struct dvm_opnd_arg opnd[MAX_OPND];
+    int64_t step[MAX_OPND];
     struct dvm_fault fault = {0};
     bool alias = false;
     for (int o = 0; o < p->s.nopnd; o++) {
@@ -329,6 +351,8 @@ static void run(struct prog *p, const struct dvm_code *code, bool stream) {
                                .fault = &fault,
                                .stream = stream,
                                .alias = alias};
+    if (stream) cut_to_boxes(p, code, opnd, step, &a);
+    boxed += a.boxes > 1;
     code->run(code, &a);
     assert_int_equal(fault.any, 0);
 }
@@ -442,6 +466,51 @@ static void test_programs(void **state) {
     programs(seed ? strtoull(seed, NULL, 0) : 1, n);
     print_message("%d of %d runs in the tile VM too\n", tiled, 2 * n);
     if (n > 100) assert_true(tiled > n); /* that is half of them */
+    if (n > 100) assert_true(boxed > n / 20);
+}
+
+/* A number of its own for each box: sums over 3 rows of 5 columns, times 1, 2, .. */
+static void test_boxes(void **state) {
+    (void)state;
+    enum { BOXES = 7, M = 3, N = 5 };
+    static struct prog p;
+    float x[BOXES][M][N], factor[BOXES], y[BOXES][N];
+    memset(&p, 0, sizeof p);
+    p.s = (struct dvm_strip){.mode = DVM_MODE_COL, .opnd = p.opnd, .ins = p.ins, .lit = p.lit};
+    int a = add_opnd(&p, DVM_F32, DVM_OPND_CONTIG, DVM_ROLE_LOAD),
+        b = add_opnd(&p, DVM_F32, DVM_OPND_UNIF, DVM_ROLE_LOAD),
+        c = add_opnd(&p, DVM_F32, DVM_OPND_CONTIG, DVM_ROLE_FOLD);
+    int v = add(&p, DVM_BC_LOAD, DVM_VT_F32, a, 0, 0),
+        w = add(&p, DVM_BC_LOAD, DVM_VT_F32, b, 0, 0);
+    add(&p, DVM_BC_FOLD, DVM_VT_F32, add(&p, DVM_OP_MUL, DVM_VT_F32, v, w, 0), DVM_OP_SUM, c);
+    for (int k = 0; k < BOXES * M * N; k++) (&x[0][0][0])[k] = (float)k;
+    for (int k = 0; k < BOXES; k++) factor[k] = (float)(k + 1);
+    for (int isa = lowest(); isa <= (int)best(); isa++) {
+        struct dvm_code *code;
+        const int64_t step[] = {sizeof x[0], sizeof factor[0], sizeof y[0]};
+        struct dvm_opnd_arg opnd[] = {{.ptr = (char *)x, .rs = sizeof x[0][0], .cs = 4},
+                                      {.ptr = (char *)factor},
+                                      {.ptr = (char *)y, .cs = 4}};
+        assert_int_equal(dvm_jit_compile(&mem, &p.s, isa, &code), DVM_OK);
+        assert_true(code->boxes);
+        struct dvm_strip_args args = {.opnd = opnd,
+                                      .m = M,
+                                      .n = N,
+                                      .boxes = BOXES,
+                                      .step = step,
+                                      .scratch =
+                                          aligned_alloc(64, (code->scratch + 63) & ~(size_t)63)};
+        memset(y, 0xff, sizeof y);
+        code->run(code, &args);
+        for (int k = 0; k < BOXES; k++)
+            for (int j = 0; j < N; j++) {
+                float want = 0;
+                for (int i = 0; i < M; i++) want += x[k][i][j] * factor[k];
+                assert_true(y[k][j] == want);
+            }
+        free(args.scratch);
+        dvm_jit_destroy(&mem, code);
+    }
 }
 
 /* ---- the rest */
@@ -642,7 +711,7 @@ int main(void) {
         cmocka_unit_test(test_programs),     cmocka_unit_test(test_threads),
         cmocka_unit_test(test_no_growth),    cmocka_unit_test(test_failing_allocations),
         cmocka_unit_test(test_switched_off), cmocka_unit_test(test_avx2_only),
-        cmocka_unit_test(test_listing),
+        cmocka_unit_test(test_listing),      cmocka_unit_test(test_boxes),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -120,6 +120,7 @@ static dvm_status keep(const struct dvm_mem *m, const struct dvm_je *e, const st
     c->part_room = room;
     c->band_cols = p->acc_regs ? b->band_cols : 0;
     c->c = (struct dvm_code){.run = runs[s->mode], .tier = "jit", .strip = *s};
+    c->c.boxes = s->mode == DVM_MODE_COL;
     c->c.strip.lit = put(&to, s->lit, s->nlit * sizeof *s->lit);
     c->c.strip.ins = put(&to, s->ins, s->nins * sizeof *s->ins);
     c->c.strip.opnd = put(&to, s->opnd, s->nopnd * sizeof *s->opnd);

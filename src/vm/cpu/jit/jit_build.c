@@ -130,9 +130,36 @@ static void drop_dead(struct dvm_jb *b) {
     }
 }
 
+/* One operation reads it, and none that may write memory or be left out stands in between. */
+static bool read_once(const struct dvm_jval *x, uint32_t barrier) {
+    return x->uses == 1 && !x->crosses && !x->acc && x->last >= 0 && (uint32_t)x->last < barrier;
+}
+
+/* Full vectors of 32-bit elements that the one instruction which wants them takes from memory: half of the instructions
+ * of a sum. With 16 vector registers it leaves more of them, too. */
+static void find_late(struct dvm_jb *b) {
+    const struct dvm_mlist *l = &b->list[J_BODY];
+    uint32_t barrier = l->n;
+    for (uint32_t k = l->n; k-- > 0;) {
+        const struct dvm_mi *m = &l->p[k];
+        if (m->flags & J_STORE || m->op == M_SKIP || m->op == M_SKIP_END) barrier = k;
+        if (m->op != X_VMOVUPS || m->mem != J_OPND || m->flags & (J_STORE | J_WIDE)) continue;
+        struct dvm_jval *x = &b->val[m->d];
+        if (!read_once(x, barrier)) continue;
+        const struct dvm_mi *user = &l->p[x->last];
+        x->late = true;
+        x->home = (int32_t)k;
+        if (user->op != M_TAIL || user->b != m->d) continue; /* the same value but in tails */
+        struct dvm_jval *y = &b->val[user->d];
+        y->late = read_once(y, barrier);
+        if (y->late) y->home = (int32_t)k;
+    }
+}
+
 bool dvm_j_finish(struct dvm_jb *b) {
     if (b->failed) return true;
     drop_dead(b);
+    if (!b->neon) find_late(b);
     b->hoisted = dvm_arena_raw(b->arena, b->nval * sizeof *b->hoisted);
     if (!b->hoisted) return false;
     for (uint32_t v = 1; v < b->nval; v++) {

@@ -189,10 +189,23 @@ static int32_t place(const struct dvm_je *e, dvm_vid v, int u) {
     return e->slot[dvm_j_key(e, v, u)];
 }
 
+/* Memory of the tensor that a late value is read from. */
+static struct dvm_x_rm late_at(struct dvm_je *e, const struct dvm_jval *x, int u) {
+    return dvm_j_opnd(e, &e->b->list[J_BODY].p[x->home], u);
+}
+
+bool dvm_j_waits(const struct dvm_je *e, dvm_vid v, int u) {
+    uint32_t k = dvm_j_key(e, v, u);
+    return e->val[v].late && e->reg[k] < 0 && !e->slot[k];
+}
+
 int dvm_j_bring(struct dvm_je *e, dvm_vid v, int u) {
     const struct dvm_jval *x = &e->val[v];
+    bool waits = dvm_j_waits(e, v, u);
     int r = dvm_j_take(e, x->cls);
-    if (x->konst)
+    if (waits)
+        dvm_x_vec(&e->e, X_VMOVUPS, e->full, r, 0, late_at(e, x, u), 0);
+    else if (x->konst)
         load_const(e, x, r);
     else if (x->cls == J_K)
         dvm_x_vec(&e->e, X_KMOVW, X_128, r, 0, dvm_j_frame_at(place(e, v, u)), 0);
@@ -215,6 +228,7 @@ bool dvm_j_readable(const struct dvm_je *e, int op, dvm_vid v) {
 struct dvm_x_rm dvm_j_in_memory(struct dvm_je *e, int op, dvm_vid v, int u, unsigned *attr) {
     const struct dvm_jval *x = &e->val[v];
     if (!dvm_j_readable(e, op, v)) return dvm_x_reg(dvm_j_get(e, v, u));
+    if (dvm_j_waits(e, v, u)) return late_at(e, x, u);
     if (!x->konst) return dvm_j_frame_at(place(e, v, u));
     if (e->b->z) *attr |= X_BCST;
     return dvm_x_pool(x->home);
@@ -409,7 +423,8 @@ static void load(struct dvm_je *e, const struct dvm_mi *m, int u) {
     }
     unsigned attr = m->attr | (tail ? tail_mask(m) | X_Z : 0);
     struct dvm_x_rm at = memory(e, m, u);
-    dvm_x_vec(&e->e, (enum dvm_x_op)m->op, attr, dvm_j_dest(e, m->d, u), 0, at, m->imm);
+    bool late = e->val[m->d].late && !tail && e->base[m->o] >= 0; /* rax stays as it is */
+    if (!late) dvm_x_vec(&e->e, (enum dvm_x_op)m->op, attr, dvm_j_dest(e, m->d, u), 0, at, m->imm);
     if (e->fetch && m->mem == J_OPND) fetch(e, m, u, at);
 }
 

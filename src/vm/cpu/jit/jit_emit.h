@@ -48,7 +48,9 @@ struct dvm_je {
     int skip_jump;                       /* M_SKIP to its end */
     uint16_t before[2][32];              /* owners at M_SKIP */
     int8_t base[2 * DVM_STRIP_MAX_OPND]; /* register with the address of an operand, or -1 */
-    int temp; /* AVX2 with narrow operands: a third scratch register, else -1 */
+    int8_t stride
+        [DVM_STRIP_MAX_OPND]; /* COL: register with the step of an operand to the next row, or -1 */
+    int temp;                 /* AVX2 with narrow operands: a third scratch register, else -1 */
     bool noting;
     struct dvm_jnote *note;
     uint32_t nnote, note_cap;
@@ -97,6 +99,8 @@ DVM_INLINE int dvm_j_where(const struct dvm_je *e, dvm_vid v, int u) {
     return e->reg[dvm_j_key(e, v, u)];
 }
 int dvm_j_bring(struct dvm_je *e, dvm_vid v, int u); /* into one, from memory */
+/* A late value that nothing has loaded. */
+bool dvm_j_waits(const struct dvm_je *e, dvm_vid v, int u);
 /* Register of an operand, locked for this operation. */
 DVM_INLINE int dvm_j_get(struct dvm_je *e, dvm_vid v, int u) {
     int r = dvm_j_where(e, v, u);

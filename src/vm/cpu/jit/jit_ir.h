@@ -84,14 +84,16 @@ static_assert(sizeof(struct dvm_mi) == 24, "many are made");
 
 struct dvm_jval {
     uint8_t cls, list;
-    bool konst;    /* in the constant pool, at home */
-    bool wide;     /* constant of 64 bits */
-    bool crosses;  /* used by an inner list */
-    int8_t pin;    /* register for the whole loop, or -1 */
+    bool konst;   /* in the constant pool, at home */
+    bool wide;    /* constant of 64 bits */
+    bool crosses; /* used by an inner list */
+    int8_t pin;   /* register for the whole loop, or -1 */
+    bool
+        late; /* what an instruction can read where it is in memory: BODY operation `home` loads it */
     uint16_t uses; /* in BODY */
     uint16_t acc;  /* BODY: 1 + accumulator that it becomes */
     int32_t last;  /* newest user in its own list */
-    int32_t home;  /* offset in the pool or the frame, 0 none (frame) */
+    int32_t home;  /* offset in the pool or the frame, 0 none (frame); late: see there */
 };
 
 struct dvm_mlist {
@@ -187,6 +189,7 @@ enum {
     J_F_KEEP = 64,   /* general registers over a helper call, 8 x 8 */
     J_F_MASK = 128,  /* AVX2: tail mask of 32-bit lanes */
     J_F_FETCH = 160, /* not 0: ROW, COL: rows lie one behind the other, far from the core */
+    J_F_BOXES = 168, /* COL: boxes left */
     J_F_MASK64 = 192, /* AVX2: of 64-bit lanes, low and high */
     J_F_BUF = 256,    /* helper operands and results, 4 x 128 */
     J_F_TAB = 768 /* base address of each operand, and of each that PICK moves; then the slots */

@@ -2,7 +2,7 @@
  *
  *   MAP   CALL; each row: ROW, BODY for units of columns, BODY for the tail
  *   ROW   the same, with blocks of 1024 columns between row and units: accumulators start and END runs in each
- *   COL   CALL; each group of columns: accumulators start, each row: ROW BODY; END
+ *   COL   each box: CALL; each group of columns: accumulators start, each row: ROW BODY; END
  *
  * void f(const struct dvm_strip_args *a, uint64_t stream) */
 #include "vm/cpu/jit/enc_a64.h"
@@ -55,12 +55,16 @@ static void give_bases(struct dvm_je *e) {
             if (!has_address(e->b, o) || p->role == DVM_ROLE_IOTA || body != (round == 0)) continue;
             e->base[o] = (int8_t)address_regs[next++];
         }
+    for (int o = 0; o < s->nopnd; o++) {
+        bool moves = s->mode == DVM_MODE_COL && e->base[o] >= 0 && s->opnd[o].role != DVM_ROLE_FOLD;
+        e->stride[o] = (int8_t)(moves && next < n ? address_regs[next++] : -1);
+    }
 }
 
 static bool is_used(const struct dvm_je *e, int r) {
     if (r == J_R_FRAME || r == e->temp) return true;
     for (int o = 0; o < e->b->s->nopnd; o++)
-        if (e->base[o] == r) return true;
+        if (e->base[o] == r || e->stride[o] == r) return true;
     return false;
 }
 
@@ -76,7 +80,9 @@ static void load_bases(struct dvm_je *e) {
 static void next_row(struct dvm_je *e) {
     for (int o = 0; o < e->b->s->nopnd; o++) {
         if (!has_address(e->b, o) || e->b->s->opnd[o].role == DVM_ROLE_FOLD) continue;
-        if (e->base[o] >= 0) {
+        if (e->stride[o] >= 0) {
+            gpr(e, G_ADD, e->base[o], dvm_x_reg(e->stride[o]));
+        } else if (e->base[o] >= 0) {
             gpr(e, G_ADD, e->base[o], OPND(o, rs));
         } else {
             gpr(e, G_MOV, X_RAX, OPND(o, rs));
@@ -96,6 +102,17 @@ static int saves(const struct dvm_je *e) {
 /* C functions want the stack at a multiple of 16; it is 8 off on entry. */
 static bool misaligned(const struct dvm_je *e) { return e->b->calls && saves(e) % 2 == 0; }
 
+/* What a call, in COL a box, begins with. */
+static void start_box(struct dvm_je *e) {
+    load_bases(e);
+    for (int o = 0; o < e->b->s->nopnd; o++)
+        if (e->stride[o] >= 0) gpr(e, G_MOV, e->stride[o], OPND(o, rs));
+    dvm_j_label(e, "once a call");
+    dvm_j_emit(e, J_CALL);
+    gpr(e, G_MOV, J_R_ROW, ARG(m));
+    if (e->b->s->mode != DVM_MODE_MAP) gpr(e, G_MOV_ST, J_R_ROW, dvm_j_frame_at(J_F_ROWS));
+}
+
 static void enter(struct dvm_je *e, const struct dvm_jplan *p, int32_t parts) {
     dvm_j_label(e, "entry");
     if (e->b->neon) dvm_a64_save(&e->e);
@@ -107,19 +124,15 @@ static void enter(struct dvm_je *e, const struct dvm_jplan *p, int32_t parts) {
     gpr(e, G_MOV, J_R_ROW, dvm_x_reg(X_RDI));
     gpr(e, G_MOV, J_R_OPND, ARG(opnd));
     gpr(e, G_MOV, J_R_END, ARG(n));
-    bool map = e->b->s->mode == DVM_MODE_MAP;
+    bool map = e->b->s->mode == DVM_MODE_MAP, col = e->b->s->mode == DVM_MODE_COL;
     if (!map) gpr(e, G_MOV_ST, J_R_END, dvm_j_frame_at(J_F_N)); /* where rdx has other uses */
-    if (e->b->calls) gpr(e, G_MOV_ST, J_R_ROW, dvm_j_frame_at(J_F_ARGS));
+    if (e->b->calls || col) gpr(e, G_MOV_ST, J_R_ROW, dvm_j_frame_at(J_F_ARGS));
     if (e->b->s->mode == DVM_MODE_ROW) {
         gpr(e, G_LEA, X_RAX, dvm_j_frame_at(parts));
         gpr(e, G_MOV_ST, X_RAX, dvm_j_frame_at(J_F_PART));
     }
-    load_bases(e);
     dvm_j_load_pinned(e);
-    dvm_j_label(e, "once a call");
-    dvm_j_emit(e, J_CALL);
-    gpr(e, G_MOV, J_R_ROW, ARG(m));
-    if (!map) gpr(e, G_MOV_ST, J_R_ROW, dvm_j_frame_at(J_F_ROWS));
+    if (!col) start_box(e);
 }
 
 static void leave(struct dvm_je *e, const struct dvm_jplan *p) {
@@ -468,6 +481,30 @@ static void fold_columns(struct dvm_je *e, const struct dvm_jplan *p) {
     e->acc_regs = false;
 }
 
+/* Addresses of the next box, in the caller's operands. */
+static void next_box(struct dvm_je *e) {
+    dvm_j_label(e, "next box");
+    gpr(e, G_MOV, X_R11, ARG(step));
+    for (int o = 0; o < e->b->s->nopnd; o++) {
+        gpr(e, G_MOV, X_RAX, dvm_x_mem(X_R11, 8 * o));
+        gpr(e, G_ADD_ST, X_RAX, OPND(o, ptr));
+    }
+}
+
+static void column_boxes(struct dvm_je *e, const struct dvm_jplan *p) {
+    gpr(e, G_MOV, X_RAX, ARG(boxes));
+    gpr(e, G_MOV_ST, X_RAX, dvm_j_frame_at(J_F_BOXES));
+    int top = dvm_enc_at(&e->e);
+    start_box(e);
+    fold_columns(e, p);
+    imm(e, G_DEC, dvm_j_frame_at(J_F_BOXES), 0);
+    int out = dvm_x_jump(&e->e, X_LE);
+    gpr(e, G_MOV, J_R_ROW, dvm_j_frame_at(J_F_ARGS));
+    next_box(e);
+    dvm_x_jump_back(&e->e, X_ALWAYS, top);
+    dvm_x_land(&e->e, out);
+}
+
 /* Behind the function. Slots that were given back may be in use where a routine is called. */
 static void routines(struct dvm_je *e) {
     int nreg = e->nreg;
@@ -496,7 +533,7 @@ void dvm_j_function(struct dvm_je *e, const struct dvm_jplan *p, int32_t parts) 
     switch (e->b->s->mode) {
     case DVM_MODE_MAP: map_rows(e, p); break;
     case DVM_MODE_ROW: fold_rows(e, p); break;
-    default: fold_columns(e, p); break;
+    default: column_boxes(e, p); break;
     }
     leave(e, p);
     routines(e);

@@ -43,7 +43,7 @@ dvm_vid dvm_j_sel(struct dvm_jb *b, dvm_vid m, dvm_vid x, dvm_vid y) {
     if (!b->z) return dvm_j_vec(b, X_VBLENDVPS, y, x, m, 0);
     if (y == zero)
         return dvm_j_op(
-            b, J_V, (struct dvm_mi){.op = X_VMOVAPS, .attr = len, .b = x, .k = m, .flags = J_ZERO});
+            b, J_V, (struct dvm_mi){.op = X_VMOVUPS, .attr = len, .b = x, .k = m, .flags = J_ZERO});
     return dvm_j_op(b, J_V,
                     (struct dvm_mi){.op = X_VBLENDMPS, .attr = len, .a = y, .b = x, .k = m});
 }

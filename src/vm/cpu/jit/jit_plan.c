@@ -27,9 +27,9 @@ static void pressure(const struct dvm_jb *b, int list, int most[2]) {
         const struct dvm_mi *m = &l->p[k];
         dvm_vid in[4] = {m->a, m->b, m->c, m->k};
         for (int i = 0; i < 4; i++)
-            if (m->flags & J_ENDS_A << i) live[b->val[in[i]].cls]--;
+            if (m->flags & J_ENDS_A << i && !b->val[in[i]].late) live[b->val[in[i]].cls]--;
         const struct dvm_jval *x = &b->val[m->d];
-        if (!m->d || dvm_j_dead(b, m)) continue; /* stores, what nobody wants */
+        if (!m->d || x->late || dvm_j_dead(b, m)) continue; /* stores, what nobody wants */
         live[x->cls]++;
         most[x->cls] = DVM_MAX(most[x->cls], live[x->cls]);
         if (x->last < 0) live[x->cls]--;

@@ -102,6 +102,10 @@ static void multiply_add(struct dvm_je *e, const struct dvm_mi *m, int u) {
 
 static void tail(struct dvm_je *e, const struct dvm_mi *m, int u) {
     bool wide = m->flags & J_WIDE, high = m->flags & J_HIGH;
+    if (!e->masked && e->val[m->d].late && dvm_j_waits(e, m->b, u)) {
+        dvm_j_done(e, m, u);
+        return;
+    }
     int x = dvm_j_get(e, m->b, u);
     if (!e->masked) { /* the same value */
         dvm_j_done(e, m, u);

@@ -408,6 +408,7 @@ static void in_bands(const struct dvm_jit_code *c, const args *a) {
             args sub;
             sub_box(c, a, &sub, i, j);
             sub.n = DVM_MIN(c->band_cols, a->n - j);
+            sub.boxes = 1;
             sub.m = DVM_MIN(J_BAND_ROWS, a->m - i);
             band(c, &sub, i, i + J_BAND_ROWS < a->m);
         }
@@ -420,15 +421,9 @@ static bool is_small(const struct dvm_jit_code *c, const args *a) {
            a->m * a->n <= ELEMENTS;
 }
 
-void dvm_jit_run_col(const struct dvm_code *code, const args *a) {
-    const struct dvm_jit_code *c = code_of(code);
-    if (is_small(c, a)) {
-        if (c->fetch) set(a, J_F_FETCH, one_behind_the_other(c, a));
-        band(c, a, 0, false);
-        return;
-    }
-    if (a->n <= 0) return;
+static void one_box(const struct dvm_jit_code *c, const args *a) {
     bool bands = c->band_cols && a->m > J_BAND_ROWS && a->n > 64; /* fill the first cache */
+    if (a->n <= 0) return;
     if (c->fetch) set(a, J_F_FETCH, !bands && one_behind_the_other(c, a));
     if (a->m <= 0) {
         empty_columns(c, a);
@@ -443,5 +438,29 @@ void dvm_jit_run_col(const struct dvm_code *code, const args *a) {
         in_bands(c, a);
     } else {
         band(c, a, 0, false);
+    }
+}
+
+void dvm_jit_run_col(const struct dvm_code *code, const args *a) {
+    const struct dvm_jit_code *c = code_of(code);
+    args one;
+    if (DVM_LIKELY(is_small(c, a))) {
+        bool far = a->m * a->n * DVM_MAX(a->boxes, 1) > J_FAR_BYTES / 4;
+        if (c->fetch) set(a, J_F_FETCH, far && one_behind_the_other(c, a));
+        band(c, a, 0, false);
+        return;
+    }
+    if (a->boxes <= 1) {
+        one_box(c, a);
+        return;
+    }
+    one = *a;
+    one.boxes = 1;
+    for (int64_t left = a->boxes;; left--) {
+        one_box(c, &one);
+        if (left == 1) return;
+        struct dvm_opnd_arg *opnd = (struct dvm_opnd_arg *)(uintptr_t)a->opnd; /* ours to change */
+        for (int o = 0; o < code->strip.nopnd; o++)
+            opnd[o].ptr = (char *)((uintptr_t)opnd[o].ptr + (uintptr_t)a->step[o]);
     }
 }
