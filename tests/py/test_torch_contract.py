@@ -530,56 +530,6 @@ def test_ctrl_c_while_compiling():
 # ------------------------------------------------------- without the wrapper of AOTAutograd
 
 
-def wrapper_is_left_out(f, *args, **options):
-    """Whether a call goes from Dynamo to the program; the result is compared with eager."""
-    from dvm.torch import backend
-
-    taken = []
-    asked = backend._needs_no_wrapper
-
-    def remembered(*a):
-        taken.append(asked(*a))
-        return taken[-1]
-
-    backend._needs_no_wrapper = remembered
-    try:
-        got, want = compiled(f, **options)(*args), f(*args)
-    finally:
-        backend._needs_no_wrapper = asked
-    if isinstance(want, torch.Tensor):
-        got, want = [got], [want]
-    for g, w in zip(got, want, strict=True):
-        same(g, w)
-        assert g.requires_grad == w.requires_grad
-    return any(taken)
-
-
-def test_graphs_of_kernels_alone_go_without_the_wrapper():
-    x, y = torch.randn(4, 4), torch.randn(4, 4)
-    assert wrapper_is_left_out(lambda x, y: torch.relu(x * y + x), x, y)
-    assert wrapper_is_left_out(lambda x, y: [x + y.t(), x.sum(0)], x, y)
-
-
-def test_other_graphs_keep_the_wrapper():
-    x, y = torch.randn(4, 4), torch.randn(4, 4)
-    assert not wrapper_is_left_out(lambda x, y: x @ y, x, y)  # an operator of torch
-    assert not wrapper_is_left_out(lambda x, y: (x + y, x.view(-1)), x, y)  # an alias
-    assert not wrapper_is_left_out(lambda x, y: (x + y).t(), x, y)  # a view
-    assert not wrapper_is_left_out(lambda x, y: x + y, x, y, dynamic=True)  # marks dynamic sizes
-    assert not wrapper_is_left_out(lambda x, y: x + y, x.requires_grad_(), y)
-    assert not wrapper_is_left_out(lambda x, y: x > y, x, y)  # nothing to differentiate
-    with torch.no_grad():
-        assert wrapper_is_left_out(lambda x, y: x + y, x, y)
-
-    def change(x, y):
-        x.add_(y)
-        return x * 2
-
-    a, b = torch.ones(3), torch.ones(3)
-    same(compiled(change)(a, b), torch.full((3,), 4.0))
-    same(a, torch.full((3,), 2.0))
-
-
 def test_wrong_number_of_arguments_is_said():
     low = dvm.torch.testing.lowered(lambda x: x * 2, torch.ones(3))
     program = low._call.__globals__["run"].__self__

@@ -22,14 +22,14 @@ from weakref import WeakValueDictionary
 
 import _dvm
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import GraphModule, Node
 
-from . import cache, debug, decomp, stats
+from . import cache, debug, decomp, direct, stats
 from .codegen import HEADER, Program, generate
 from .flex import Call, allow_gradients
 from .kernel_text import AnyKernel
 from .options import OptionError, Options, parse_options
+from .program import untraced
 from .reference_text import Reference
 from .rows_attn import take_attention
 
@@ -93,7 +93,8 @@ def _autograd(gm: GraphModule, example_inputs: Sequence[Any], options: Options) 
             gm, example_inputs, functools.partial(_autograd, options=options)
         )
 
-    inference: list[tuple[GraphModule, Callable]] = []
+    inference: list[direct.Half] = []
+    training = direct.Training()
     torchs_cache = _torchs_cache(options)
 
     def compiler(kind: str) -> Callable:
@@ -102,15 +103,21 @@ def _autograd(gm: GraphModule, example_inputs: Sequence[Any], options: Options) 
 
     def infer(graph: GraphModule, inputs: Sequence[Any]) -> Callable:
         call = compiler("inference")(graph, inputs)
-        inference.append((graph, call))
+        inference.append(direct.Half(graph, call))
         return call
 
-    def backward(bw: GraphModule, inputs: Sequence[Any]) -> Callable:
-        compiled = disable(compiler("backward"), reason="backend dvm")(bw, inputs)
-        return disable(compiled, reason="generated code")
+    def forward(graph: GraphModule, inputs: Sequence[Any]) -> Callable:
+        call = compiler("forward")(graph, inputs)
+        training.forward = direct.Half(graph, call)
+        return call
+
+    def backward(graph: GraphModule, inputs: Sequence[Any]) -> Callable:
+        call = disable(compiler("backward"), reason="backend dvm")(graph, inputs)
+        training.backward = direct.Half(graph, call)
+        return disable(call, reason="generated code")
 
     compilers = {
-        "fw_compiler": compiler("forward"),
+        "fw_compiler": forward,
         "bw_compiler": backward,
         "inference_compiler": infer,
     }
@@ -119,7 +126,7 @@ def _autograd(gm: GraphModule, example_inputs: Sequence[Any], options: Options) 
         if torchs_cache:
             settings.enter_context(torchs_cache.keyed(options))
             compilers = {name: torchs_cache.serializable(c) for name, c in compilers.items()}
-        forward = aot_module_simplified(
+        wrapped = aot_module_simplified(
             take_attention(gm, options),
             example_inputs,
             **compilers,
@@ -127,9 +134,11 @@ def _autograd(gm: GraphModule, example_inputs: Sequence[Any], options: Options) 
             decompositions=decomp.table(),
             keep_inference_input_mutations=True,
         )
-    if len(inference) == 1 and _needs_no_wrapper(gm, *inference[0], example_inputs):
-        return _program(inference[0][1]).call
-    return forward
+    if next(iter((*gm.parameters(), *gm.buffers())), None) is not None:
+        return wrapped  # they are arguments of the graph, and the wrapper's
+    if len(inference) == 1:
+        return direct.inference(inference[0], example_inputs) or wrapped
+    return training.callable(wrapped, example_inputs)
 
 
 def _torchs_cache(options: Options) -> Any:
@@ -143,54 +152,6 @@ def _torchs_cache(options: Options) -> Any:
         stats.log.info("results of AOTAutograd are not kept: %s", error)
         return None
     return aot_cache if aot_cache.is_on() else None
-
-
-def _program(call: Callable) -> Any:
-    """The program behind a call function, None when it is of the Python form."""
-    call = getattr(call, "call", call)  # of an Artifact
-    run = getattr(call, "__globals__", {}).get("run")
-    return None if run is None else run.__self__
-
-
-PLAIN = (torch.Tensor, torch.nn.Parameter, FakeTensor, int, torch.SymInt)
-
-
-def _needs_no_wrapper(
-    gm: GraphModule, graph: GraphModule, call: Callable, inputs: Sequence[Any]
-) -> bool:
-    """Whether what AOTAutograd returns is its inference graph in a wrapper that changes nothing.
-
-    The wrapper (3 us a call) switches gradients and autocast off for the operators of torch, and
-    repairs outputs that alias, arguments that were changed and tensor subclasses. A graph of
-    kernels alone with none of these does without, unless inputs require grad while torch records.
-    Anything unknown keeps the wrapper.
-    """
-    program = _program(call)
-    if program is None or program.stats()["calls"]:
-        return False
-    outputs = graph.graph.output_node().args[0]
-    placeholders = graph.graph.find_nodes(op="placeholder")
-    plain = all(type(x) in PLAIN for x in inputs)
-    owned = any(True for _ in (*gm.parameters(), *gm.buffers()))
-    if not plain or owned or len(placeholders) != len(inputs):
-        return False
-    try:
-        from torch._functorch._aot_autograd.schemas import OutputType
-
-        meta = torch._guards.TracingContext.get().fw_metadata
-        return (
-            meta.num_outputs_aliased == 0
-            and len(meta.output_info) == len(outputs)
-            and all(o.output_type is OutputType.non_alias for o in meta.output_info)
-            and not any(i.mutates_data or i.mutates_metadata for i in meta.input_info)
-            and not (torch.is_grad_enabled() and any(i.requires_grad for i in meta.input_info))
-            and not meta.dynamic_outputs
-            and meta.grad_enabled_mutation is None
-            and not meta.tokens
-            and all(type(o).__name__ == "PlainTensorMeta" for o in meta.subclass_fw_graph_out_meta)
-        )
-    except (AttributeError, ImportError):
-        return False
 
 
 def compile_graph(
@@ -320,7 +281,7 @@ def _loaded(program: Program, name: str, namespace: dict, rescued: Counter) -> C
         line = _execute(text, line, name, namespace)
     for k in program.kernels:
         rescue = Rescue(k.name, Reference(k.reference), k.results, k.in_place, rescued)
-        namespace[k.name].run.__self__.set_rescue(rescue)
+        namespace[k.name].run.__self__.set_rescue(untraced(rescue))
     for c in program.constants.values():
         if isinstance(c, Call):
             c.rescued = rescued

@@ -1,0 +1,322 @@
+"""Compiled graphs that are called without AOTAutograd's wrapper.
+
+What AOTAutograd returns is a compiled graph in layers of Python that repair outputs which alias,
+arguments that were changed and tensor subclasses, and switch gradients and autocast for the
+operators of torch. They cost 3 us of a call, 100 us of a call with its backward. A graph that needs
+none of it is called without:
+
+    inference    the program itself
+    training     one torch.autograd.Function of the two graphs, as soon as both are compiled
+
+The names of torch's metadata differ between versions: whatever is unknown keeps the wrapper.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.fx import GraphModule
+
+PLAIN = (torch.Tensor, torch.nn.Parameter, FakeTensor, int, torch.SymInt)
+
+
+class Half(NamedTuple):
+    """One of the graphs that AOTAutograd made of Dynamo's, and what compile_graph returned."""
+
+    graph: GraphModule
+    call: Callable
+
+    @property
+    def arguments(self) -> int:
+        return len(self.graph.graph.find_nodes(op="placeholder"))
+
+    @property
+    def results(self) -> int:
+        return len(self.graph.graph.output_node().args[0])
+
+    @property
+    def program(self) -> Any:
+        """The program behind the call function, None when it is of the Python form."""
+        call = getattr(self.call, "call", self.call)  # of an Artifact
+        run = getattr(call, "__globals__", {}).get("run")
+        return None if run is None else run.__self__
+
+    def of_arguments(self) -> Callable:
+        """The graph as a function of arguments."""
+        if self.program is not None:
+            return self.program.call
+        return lambda *args: self.call(list(args))
+
+    def of_list(self) -> Callable:
+        """The graph as a function of a list, which it empties."""
+        return self.call if self.program is None else self.program.run
+
+
+def metadata() -> Any:
+    """What AOTAutograd found out about the graph that is being compiled."""
+    return torch._guards.TracingContext.get().fw_metadata
+
+
+def inference(half: Half, inputs: Sequence[Any]) -> Callable | None:
+    """The graph of kernels alone, if its wrapper would do nothing.
+
+    With inputs that require grad, while torch records, the results of operators would too.
+    """
+    program = half.program
+    if program is None or program.stats()["calls"]:
+        return None
+    try:
+        meta = metadata()
+        recorded = torch.is_grad_enabled() and any(i.requires_grad for i in meta.input_info)
+        if recorded or meta.dynamic_outputs or not _is_plain(half, inputs, meta, ("non_alias",)):
+            return None
+    except AttributeError:
+        return None
+    return _in_place_of_dynamos(program.call)
+
+
+def _in_place_of_dynamos(call: Callable) -> Callable:
+    """What becomes `call` itself in the function that Dynamo rewrote, at the first run.
+
+    Dynamo puts a function around what a backend returns, so that it does not trace the Python
+    inside (2 us a call). Inside a program there is none: what it calls in rare cases is kept from
+    Dynamo by `untraced`. When Dynamo's function is not found where it was, it stays.
+    """
+
+    def first(*args: Any) -> Any:
+        names = sys._getframe(2).f_globals  # of the rewritten function, behind Dynamo's
+        for name, value in list(names.items()):
+            if getattr(value, "_torchdynamo_orig_callable", None) is first:
+                names[name] = call
+        return call(*args)
+
+    return first
+
+
+def _is_plain(half: Half, inputs: Sequence[Any], meta: Any, kinds: Sequence[str]) -> bool:
+    """Whether arguments are those of Dynamo's graph and results are new tensors or numbers."""
+    return (
+        all(type(x) in PLAIN for x in inputs)
+        and half.arguments == len(inputs)
+        and meta.num_outputs_aliased == 0
+        and all(o.output_type.name in kinds for o in meta.output_info)
+        and not any(i.mutates_data or i.mutates_metadata for i in meta.input_info)
+        and meta.grad_enabled_mutation is None
+        and not meta.tokens
+        and all(type(o).__name__ == "PlainTensorMeta" for o in meta.subclass_fw_graph_out_meta)
+    )
+
+
+# --------------------------------------------------------------------------------------- training
+
+
+class Training:
+    """Forward and backward graph of one of Dynamo's, as AOTAutograd has them compiled."""
+
+    def __init__(self) -> None:
+        self.forward: Half | None = None
+        self._backward: Half | None = None
+        self._make: Callable[[Half, Half], Callable] | None = None
+        self._call: Callable | None = None
+
+    @property
+    def backward(self) -> Half | None:
+        return self._backward
+
+    @backward.setter
+    def backward(self, half: Half) -> None:
+        self._backward = half
+        self._switch()
+
+    def callable(self, wrapped: Callable, inputs: Sequence[Any]) -> Callable:
+        """What stands for `wrapped`: itself until there is a backward graph, which torch has
+        compiled at its first use."""
+        if self.forward is None:
+            return wrapped
+        try:
+            self._make = _maker(self.forward, inputs, metadata())
+        except (AttributeError, ImportError):
+            return wrapped
+        if self._make is None:
+            return wrapped
+        self._call = wrapped
+        self._switch()
+        return lambda *args: self._call(*args)
+
+    def _switch(self) -> None:
+        if self._make is None or self._backward is None:
+            return
+        made, self._make = self._make(self.forward, self._backward), None
+        self._call = made or self._call
+
+
+class Parts(NamedTuple):
+    """Where things are among the results of a forward graph, and how the backward graph wants the
+    gradients of results: behind sizes and tensors that were saved."""
+
+    results: int
+    tensors: slice
+    sizes: slice
+    constant: list[int]  # results without gradient
+    views: list[int]  # results that are views of tensors which nobody else has
+    dynamic: list[tuple[int, set[int]]]  # results, and their sizes that torch shall not fix
+    gradients: list[tuple[int, Any]]  # results with a gradient, and its layout
+    arguments: int
+    autocast: bool
+    deterministic: bool | None
+
+
+def _maker(
+    forward: Half, inputs: Sequence[Any], meta: Any
+) -> Callable[[Half, Half], Callable | None] | None:
+    """Builds the function of both graphs; None when the wrapper has something to do."""
+    from torch._functorch._aot_autograd.runtime_wrappers import _should_disable_saved_tensors_hooks
+
+    kinds = "non_alias", "unsafe_view_alias"
+    others = (
+        meta.num_intermediate_bases,
+        meta.num_graphsafe_rng_states,
+        meta.is_rng_op_functionalized,
+        getattr(meta, "num_tensors_saved_with_no_vc_check", 0),
+        getattr(meta, "num_opaque_objects_saved_for_bw", 0),
+        getattr(meta, "num_backward_tokens", 0),
+        meta.indices_of_inputs_that_requires_grad_with_mutations_in_bw,
+        torch._dynamo.config.compiled_autograd,
+        _should_disable_saved_tensors_hooks(),
+    )
+    if not _is_plain(forward, inputs, meta, kinds) or any(others):
+        return None
+    tensor = [issubclass(o.raw_type, torch.Tensor) for o in meta.output_info]
+    differentiable = [
+        is_tensor and getattr(o, "requires_grad_for_backward", o.requires_grad)
+        for o, is_tensor in zip(meta.output_info, tensor, strict=True)
+    ]
+    layouts = [t.memory_format for t in meta.subclass_tangent_meta]
+    parts = Parts(
+        results=meta.num_outputs,
+        tensors=meta.tensors_saved_for_backwards_slice,
+        sizes=meta.symints_saved_for_backwards_slice,
+        constant=[i for i, o in enumerate(meta.output_info) if tensor[i] and not o.requires_grad],
+        views=[i for i, o in enumerate(meta.output_info) if o.output_type.name != "non_alias"],
+        dynamic=[(i, o.dynamic_dims) for i, o in enumerate(meta.output_info) if o.dynamic_dims],
+        gradients=list(zip([i for i, d in enumerate(differentiable) if d], layouts, strict=True)),
+        arguments=len(inputs),
+        autocast=torch._C._is_any_autocast_enabled(),
+        deterministic=meta.deterministic,
+    )
+    saved = forward.results - meta.num_forward
+    return lambda fw, bw: _function(fw, bw, parts) if _fits(bw, parts, saved) else None
+
+
+def _fits(backward: Half, parts: Parts, saved: int) -> bool:
+    wanted = saved + len(parts.gradients), parts.arguments
+    return (backward.arguments, backward.results) == wanted
+
+
+def _function(forward: Half, backward: Half, parts: Parts) -> Callable:
+    from torch._dynamo import disable
+    from torch._functorch._aot_autograd.runtime_wrappers import coerce_to_expected_memory_format
+
+    fw, bw = forward.of_arguments(), backward.of_list()
+    if parts.autocast:  # the graph has the casts; its operators shall not cast again
+        fw, bw = _without_autocast(fw), _without_autocast(bw)
+
+    def arguments_of_backward(ctx: Any, gradients: Sequence[Any]) -> list[Any]:
+        known = [*ctx.sizes, *ctx.saved_tensors]
+        for i, layout in parts.gradients:
+            g = gradients[i]
+            if type(g) is not torch.Tensor and isinstance(g, torch.Tensor):
+                raise TypeError(
+                    f"the gradient of result {i} is a {type(g).__name__}, and the graph was"
+                    " compiled for a torch.Tensor: use result * 1 outside torch.compile"
+                )
+            known.append(coerce_to_expected_memory_format(g, layout))
+        return known
+
+    class Compiled(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, *args: Any) -> tuple[Any, ...]:
+            values = fw(*args)
+            ctx.save_for_backward(
+                *[t.detach() if t._is_view() else t for t in values[parts.tensors]]
+            )
+            ctx.sizes = values[parts.sizes]
+            results = values[: parts.results]
+            if parts.views:
+                results = _as_tensors(results, parts.views)
+            if parts.constant:
+                ctx.mark_non_differentiable(*[results[i] for i in parts.constant])
+            ctx._materialize_non_diff_grads = False
+            return results
+
+        @staticmethod
+        @disable(reason="backend dvm")
+        def backward(ctx: Any, *gradients: Any) -> Any:
+            _check_mode(parts)
+            args = arguments_of_backward(ctx, gradients)
+            ctx.maybe_clear_saved_tensors()
+            if torch.is_grad_enabled():
+                return _Once.apply(bw, torch.empty(0, requires_grad=True), *args)
+            return tuple(bw(args))
+
+    if not parts.dynamic:
+        return Compiled.apply
+    from torch._functorch._aot_autograd.runtime_wrappers import (
+        mark_dynamo_propagated_dynamic_indices as mark,
+    )
+
+    def call(*args: Any) -> tuple[Any, ...]:
+        results = Compiled.apply(*args)
+        for i, dims in parts.dynamic:
+            mark(results[i], dims)
+        return results
+
+    return call
+
+
+def _as_tensors(results: Sequence[Any], views: Sequence[int]) -> tuple[Any, ...]:
+    """Autograd shall not take these results for views: their bases are gone."""
+    changed = list(results)
+    for i in views:
+        changed[i] = torch.ops.aten._unsafe_view(changed[i], changed[i].shape)
+    return tuple(changed)
+
+
+def _without_autocast(f: Callable) -> Callable:
+    def call(*args: Any) -> Any:
+        with torch._C._DisableAutocast():
+            return f(*args)
+
+    return call
+
+
+def _check_mode(parts: Parts) -> None:
+    if torch._C._functorch.peek_interpreter_stack() is not None:
+        raise RuntimeError(
+            "the backward of a compiled function runs inside vmap, grad or vjp: put those inside"
+            " torch.compile, or leave this function out of it"
+        )
+    if parts.deterministic is False and torch.are_deterministic_algorithms_enabled():
+        raise RuntimeError(
+            "torch.use_deterministic_algorithms(True) was set between forward and backward of a"
+            " compiled function: set it before the forward"
+        )
+
+
+class _Once(torch.autograd.Function):
+    """The backward graph while torch records gradients of gradients, which there are not."""
+
+    @staticmethod
+    def forward(ctx: Any, bw: Callable, recorded: torch.Tensor, *args: Any) -> Any:
+        return tuple(bw(list(args)))
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        raise RuntimeError(
+            "torch.compile does not support double backward: a compiled function can be"
+            " differentiated once; take gradients of gradients without torch.compile"
+        )
