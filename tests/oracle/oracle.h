@@ -9,7 +9,8 @@
  *   - an operation with a 16-bit result may be rounded to it or not until the value is stored or cast: half a
  *     unit of the 16-bit type is added (with `strict` it is rounded, always)
  *   - a bound goes through an operation by evaluating it at the ends of its operands' intervals
- *   - sum and cumsum add h * 2^-24 * sum |x|, h = min(n, 96 + 2 log2 n): what any of the fixed trees may lose
+ *   - sum adds h * 2^-24 * sum |x|, h = min(n, 96 + 2 log2 n): what any of the fixed trees may lose; cumsum is
+ *     kept in f64 and adds n * 2^-52 * sum |x|
  *   - prod adds n roundings of the product
  *   - a result that the bounds leave open (a comparison of overlapping intervals, floor over a step to an index,
  *     an overflow that may or may not happen) is undecided: anything is accepted, and counted

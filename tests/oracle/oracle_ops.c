@@ -408,7 +408,7 @@ void running_sum(dvm_dtype t, elem *x, int64_t n, bool strict) {
     for (int64_t k = 0; k < n; k++) {
         if (is_f(t)) {
             add_term(&s, x[k]);
-            x[k] = sum_of(&s, t, (double)(k + 1) * 0x1p-24, strict);
+            x[k] = sum_of(&s, t, (double)(k + 1) * 0x1p-52, strict);
             continue;
         }
         open |= any(x[k]);

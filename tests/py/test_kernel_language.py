@@ -505,6 +505,16 @@ def test_other_reductions(rng):
     )
 
 
+@pytest.mark.parametrize("shape", [(4, 1), (3, 64), (2, 5000), (2, 0)])
+def test_cumsum_rounds_every_sum_once(rng, shape):
+    """Sums of like terms drift when each is added to the rounded sum before it."""
+    for x in (np.full(shape, -13.1, F32), normal(rng, *shape), np.full(shape, 3e38, F32)):
+        x[:, 1:2] *= -1
+        with np.errstate(over="ignore"):
+            want = x.astype(np.float64).cumsum(1).astype(F32)
+        np.testing.assert_array_equal(run(lambda k, a: k.cumsum(a), x), want)
+
+
 @pytest.mark.parametrize("dtype", ["float32", "float64", "int64", "float16"])
 @pytest.mark.parametrize("n", [33, 76, 200, 1100])
 def test_cumsum_beside_an_operand_that_lies_along_the_rows(rng, dtype, n):

@@ -182,9 +182,11 @@ void dvm_cpu_fold_none(const struct cpu_code *code, const struct dvm_strip_args 
 
 void dvm_cpu_scan(struct cpu_vm *v, const struct cpu_step *s) {
     int64_t n = v->count / v->rows, step = n * dvm_cpu_vt_size(s->vt);
-    uint64_t local = 0;
-    void *carry = v->whole ? (void *)&local : (void *)state_of(v, v->r, s->c)->lane;
+    uint64_t local;
+    void *sum = v->whole ? (void *)&local : (void *)state_of(v, v->r, s->c)->lane;
     char *x = v->at[s->a], *d = v->at[s->d];
-    for (int64_t r = 0; r < v->rows; r++, x += step, d += step)
-        v->code->k->red->scan[s->type](d, x, n, carry, v->j == 0);
+    for (int64_t r = 0; r < v->rows; r++, x += step, d += step) {
+        if (v->j == 0) memset(sum, 0, sizeof local);
+        v->code->k->red->scan[s->type](d, x, n, sum);
+    }
 }

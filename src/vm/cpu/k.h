@@ -103,8 +103,9 @@ struct dvm_k_fold {
 struct dvm_k_red_table {
     struct dvm_k_fold fold[DVM_K_NRED][DVM_K_NREDT];
     struct dvm_k_fold dot; /* sum of x * y, f32; the others do not read y */
+    /* sum: of what came before in the row, all bits 0 at its start; a double for floats. */
     void (*scan[DVM_K_NREDT])(void *DVM_RESTRICT d, const void *DVM_RESTRICT x, int64_t n,
-                              void *carry, bool first);
+                              void *sum);
 };
 
 struct dvm_k {

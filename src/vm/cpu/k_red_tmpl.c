@@ -140,43 +140,21 @@ ARG(argmin_i32, min_i32, int32_t, INT32_MAX, x < y)
 ARG(argmax_i64, max_i64, int64_t, INT64_MIN, x > y)
 ARG(argmin_i64, min_i64, int64_t, INT64_MAX, x < y)
 
-/* ---- running sum: chunks of 64 on their own, then the carry of those before is added. Chunks are summed four at a
- * time, for one alone would wait for each addition. */
+/* ---- running sum, in a wider type where there is one: each sum is rounded, none is added to rounded. */
 
-#define SCAN(S, T)                                                                           \
-    DVM_INLINE void scan_##S##_part(T *DVM_RESTRICT d, const T *x, int64_t len) {            \
-        T s = d[0] = x[0];                                                                   \
-        for (int64_t l = 1; l < len; l++) d[l] = s = sum_##S(s, x[l]);                       \
-    }                                                                                        \
-    DVM_INLINE void scan_##S##_four(T *DVM_RESTRICT d, const T *x) {                         \
-        const T *x1 = x + LANES, *x2 = x1 + LANES, *x3 = x2 + LANES;                         \
-        T *d1 = d + LANES, *d2 = d1 + LANES, *d3 = d2 + LANES;                               \
-        T s0 = d[0] = x[0], s1 = d1[0] = x1[0], s2 = d2[0] = x2[0], s3 = d3[0] = x3[0];      \
-        for (int l = 1; l < LANES; l++) {                                                    \
-            d[l] = s0 = sum_##S(s0, x[l]);                                                   \
-            d1[l] = s1 = sum_##S(s1, x1[l]);                                                 \
-            d2[l] = s2 = sum_##S(s2, x2[l]);                                                 \
-            d3[l] = s3 = sum_##S(s3, x3[l]);                                                 \
-        }                                                                                    \
-    }                                                                                        \
-    static void scan_##S(void *DVM_RESTRICT d_, const void *DVM_RESTRICT x_, int64_t n,      \
-                         void *carry_, bool first) {                                         \
-        T *DVM_RESTRICT d = d_;                                                              \
-        const T *x = x_;                                                                     \
-        T carry = *(const T *)carry_;                                                        \
-        int64_t i = 0;                                                                       \
-        for (; i + 4 * LANES <= n; i += 4 * LANES) scan_##S##_four(d + i, x + i);            \
-        for (; i < n; i += LANES) scan_##S##_part(d + i, x + i, DVM_MIN(n - i, LANES));      \
-        for (i = 0; i < n; i += LANES, first = false) {                                      \
-            int64_t len = DVM_MIN(n - i, LANES);                                             \
-            for (int64_t l = 0; l < len && !first; l++) d[i + l] = sum_##S(carry, d[i + l]); \
-            carry = d[i + len - 1];                                                          \
-        }                                                                                    \
-        *(T *)carry_ = carry;                                                                \
+#define SCAN(S, T, WIDE, ADD)                                                           \
+    static void scan_##S(void *DVM_RESTRICT d_, const void *DVM_RESTRICT x_, int64_t n, \
+                         void *sum_) {                                                  \
+        T *DVM_RESTRICT d = d_;                                                         \
+        const T *x = x_;                                                                \
+        WIDE sum = *(const WIDE *)sum_;                                                 \
+        for (int64_t i = 0; i < n; i++) d[i] = (T)(sum = ADD(sum, (WIDE)x[i]));         \
+        *(WIDE *)sum_ = sum;                                                            \
     }
-SCAN(f32, float)
-SCAN(i32, int32_t)
-SCAN(i64, int64_t)
+DVM_INLINE double add_wide(double x, double y) { return x + y; }
+SCAN(f32, float, double, add_wide)
+SCAN(i32, int32_t, int32_t, sum_i32)
+SCAN(i64, int64_t, int64_t, sum_i64)
 
 #define FOLD_ROW(S) {.rows = S##_rows, .lanes = S##_lanes, .halves = S##_halves, .cols = S##_cols}
 #define ARG_ROW(S) {.arg_rows = S##_rows, .arg_col = S##_col}

@@ -7,8 +7,8 @@
 #include "base/err.h"
 #include "vm/ref/ref.h"
 
-/* FOLD: lanes of the block being folded and the finished blocks. SCAN: lane 0 is the sum inside the
- * chunk of 64, lane 1 the carry of the chunks before. */
+/* FOLD: lanes of the block being folded and the finished blocks. SCAN: lane 0 is the sum so far, a double
+ * for floats. */
 struct state {
     struct dvm_part lane[DVM_TREE_LANES];
     struct dvm_tree tree;
@@ -102,16 +102,17 @@ static void end_folds(const struct element *e) {
     }
 }
 
-/* y = carry + local sum; the first chunk has no carry to add. */
+/* Sums of floats are kept in double and rounded one by one, so that a rounding is not carried on. */
 static union ref_val scan(const struct element *e, const struct dvm_ins *ins, struct state *s) {
     enum dvm_vt t = (enum dvm_vt)ins->type;
-    struct dvm_part *local = &s->lane[0], *carry = &s->lane[1], y;
-    int64_t in_chunk = e->j % 64;
-    struct dvm_part x = part_of(e->v[ins->a], 0);
-    *local = in_chunk == 0 ? x : dvm_part_join(DVM_OP_SUM, t, *local, x);
-    y = e->j < 64 ? *local : dvm_part_join(DVM_OP_SUM, t, *carry, *local);
-    if (in_chunk == 63) *carry = y;
-    return value_of(y);
+    union ref_val x = e->v[ins->a], sum = value_of(s->lane[0]);
+    if (e->j == 0) sum.bits = 0;
+    if (t == DVM_VT_F32)
+        sum.d += (double)x.f;
+    else
+        sum = value_of(dvm_part_join(DVM_OP_SUM, t, part_of(sum, 0), part_of(x, 0)));
+    s->lane[0] = part_of(sum, 0);
+    return t == DVM_VT_F32 ? (union ref_val){.f = (float)sum.d} : sum;
 }
 
 static union ref_val step(const struct element *e, int k) {

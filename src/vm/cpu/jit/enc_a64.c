@@ -238,7 +238,7 @@ static int same3(enum dvm_x_op op) {
         [X_VPMULLD] = 1 + A_MUL_4S,    [X_VPMAXSD] = 1 + A_SMAX_4S,  [X_VPMINSD] = 1 + A_SMIN_4S,
         [X_VPCMPEQD] = 1 + A_CMEQ_4S,  [X_VPCMPGTD] = 1 + A_CMGT_4S, [X_VPCMPEQQ] = 1 + A_CMEQ_2D,
         [X_VPCMPGTQ] = 1 + A_CMGT_2D,  [X_VPSLLVD] = 1 + A_USHL_4S,  [X_VPSLLVQ] = 1 + A_USHL_2D,
-        [X_VUNPCKLPD] = 1 + A_ZIP1_2D, [X_VSHUFPS] = 1 + A_UZP1_4S,  [X_VADDSS] = 1 + A_FADD_S,
+        [X_VUNPCKLPD] = 1 + A_ZIP1_2D, [X_VSHUFPS] = 1 + A_UZP1_4S,
     };
     return row[op];
 }

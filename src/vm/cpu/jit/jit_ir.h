@@ -20,8 +20,8 @@
 enum { J_MAX_SUBS = 12 };
 enum { J_CALL, J_ROW, J_BODY, J_END, J_SUBS, J_NLIST = J_SUBS + J_MAX_SUBS };
 enum { J_MAX_SCANS = 32, J_SCAN_BYTES = 192 };
-enum { J_S_LOCAL = 0, J_S_LAST = 8, J_S_CARRY = 16, J_S_BUF = 64 }; /* state of a scan */
-enum { J_V, J_K };                                                  /* register classes */
+enum { J_S_SUM = 0, J_S_BUF = 64 }; /* state of a scan */
+enum { J_V, J_K };                  /* register classes */
 enum { J_MAX_UNITS = 16 };
 enum { J_MAX_CALLS = 120 }; /* of a routine */
 enum { J_MAX_VALUES = 60000, J_MAX_FOLDS = 32 };
@@ -166,12 +166,11 @@ struct dvm_jb {
     struct dvm_jsub *sub;
     bool as_sub[DVM_NOP];      /* operations that become routines */
     int32_t scan[J_MAX_SCANS]; /* their states */
-    uint8_t scan_vt[J_MAX_SCANS];
-    int32_t frame;         /* bytes of the frame given out */
-    int32_t part_bytes;    /* of a part record */
-    dvm_vid column, rowno; /* M_COLUMN, M_ROWNO, once made */
-    int32_t lane_table;    /* pool: 0 .. 63, where argmax and argmin start */
-    int32_t mask_table;    /* pool: eight ones, eight zeros (AVX2) */
+    int32_t frame;             /* bytes of the frame given out */
+    int32_t part_bytes;        /* of a part record */
+    dvm_vid column, rowno;     /* M_COLUMN, M_ROWNO, once made */
+    int32_t lane_table;        /* pool: 0 .. 63, where argmax and argmin start */
+    int32_t mask_table;        /* pool: eight ones, eight zeros (AVX2) */
 };
 
 /* Frame. What the code keeps in the scratch memory of a call; the rest is given out while compiling. */

@@ -318,11 +318,8 @@ static void start_scans(struct dvm_je *e) {
     if (!e->b->nscan) return;
     imm(e, G_CMP_I8, dvm_j_frame_at(J_F_CONT), 0);
     int go_on = dvm_x_jump(&e->e, X_NE);
-    for (int k = 0; k < e->b->nscan; k++) {
-        struct dvm_x_rm last = dvm_j_frame_at(e->b->scan[k] + J_S_LAST);
-        bool f = e->b->scan_vt[k] == DVM_VT_F32;
-        dvm_x_gpr(&e->e, G_MOV_I, !f, 0, last, f ? INT32_MIN : 0);
-    }
+    for (int k = 0; k < e->b->nscan; k++)
+        dvm_x_gpr(&e->e, G_MOV_I, true, 0, dvm_j_frame_at(e->b->scan[k] + J_S_SUM), 0);
     dvm_x_land(&e->e, go_on);
 }
 

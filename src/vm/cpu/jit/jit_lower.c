@@ -275,8 +275,7 @@ static bool scan(struct dvm_jb *b, int type, struct dvm_jpair x, struct dvm_jpai
     struct dvm_mi load = {.op = X_VMOVUPS, .attr = (uint8_t)b->len, .mem = J_FRAME};
     if (b->nscan == J_MAX_SCANS) return false;
     m.disp = dvm_j_frame(b, J_SCAN_BYTES);
-    b->scan[b->nscan] = m.disp;
-    b->scan_vt[b->nscan++] = (uint8_t)type;
+    b->scan[b->nscan++] = m.disp;
     if (type == DVM_VT_I64) m.b = x.hi;
     dvm_j_add(b, J_BODY, &m);
     load.disp = m.disp + J_S_BUF;

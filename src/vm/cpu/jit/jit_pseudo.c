@@ -196,67 +196,49 @@ static void iota(struct dvm_je *e, const struct dvm_mi *m, int u) {
     spread(e, m, u, m->imm);
 }
 
-/* ---- running sums. LOCAL starts at -0 for each 64 elements and CARRY at -0 for each row: adding it changes nothing. */
+/* ---- running sums: one after the other, from the sum so far in the state. */
 
-static int minus_zero(int vt) { return vt == DVM_VT_F32 ? INT32_MIN : 0; }
-
-static void scan_chunk(struct dvm_je *e, const struct dvm_mi *m) {
-    gpr32(e, G_MOV, X_RAX, dvm_x_reg(J_R_COL));
-    imm32(e, G_AND_I8, dvm_x_reg(X_RAX), 63);
-    int inside = dvm_x_jump(&e->e, X_NE);
-    gpr(e, G_MOV, X_RAX, dvm_j_frame_at(m->disp + J_S_LAST));
-    gpr(e, G_MOV_ST, X_RAX, dvm_j_frame_at(m->disp + J_S_CARRY));
-    imm32(e, G_MOV_I, dvm_x_reg(X_RAX), minus_zero(m->imm));
-    gpr(e, G_MOV_ST, X_RAX, dvm_j_frame_at(m->disp + J_S_LOCAL));
-    dvm_x_land(&e->e, inside);
+/* Numbers of 32 bits are added up in 64, as in vm/ref. */
+static void scan_floats(struct dvm_je *e, const struct dvm_mi *m) {
+    struct dvm_x_rm sum = dvm_j_frame_at(m->disp + J_S_SUM);
+    int t = dvm_j_take(e, J_V), x = dvm_j_take(e, J_V);
+    vec(e, X_VMOVSD_LD, X_128, t, 0, sum);
+    for (int k = 0; k < e->b->width; k++) {
+        struct dvm_x_rm lane = dvm_j_frame_at(m->disp + J_S_BUF + k * 4);
+        vec(e, X_VMOVSS_LD, X_128, x, 0, lane);
+        vec(e, X_VCVTPS2PD, X_128, x, 0, dvm_x_reg(x));
+        vec(e, X_VADDPD, X_128, t, t, dvm_x_reg(x));
+        vec(e, X_VCVTPD2PS, X_128, x, 0, dvm_x_reg(t));
+        vec(e, X_VMOVSS_ST, X_128, x, 0, lane);
+    }
+    vec(e, X_VMOVSD_ST, X_128, t, 0, sum);
+    dvm_j_untake(e, J_V, t);
+    dvm_j_untake(e, J_V, x);
 }
 
-static void scan_lanes(struct dvm_je *e, const struct dvm_mi *m, int t) {
-    bool wide = m->imm == DVM_VT_I64, f = m->imm == DVM_VT_F32;
-    struct dvm_x_rm local = dvm_j_frame_at(m->disp + J_S_LOCAL);
-    if (f)
-        vec(e, X_VMOVSS_LD, X_128, t, 0, local);
-    else
-        gpr(e, G_MOV, X_RAX, local);
+static void scan_ints(struct dvm_je *e, const struct dvm_mi *m) {
+    struct dvm_x_rm sum = dvm_j_frame_at(m->disp + J_S_SUM);
+    bool wide = m->imm == DVM_VT_I64;
+    gpr(e, G_MOV, X_RAX, sum);
     for (int k = 0; k < e->b->width; k++) {
         struct dvm_x_rm lane = dvm_j_frame_at(m->disp + J_S_BUF + k * (wide ? 8 : 4));
-        if (f) {
-            vec(e, X_VADDSS, X_128, t, t, lane);
-            vec(e, X_VMOVSS_ST, X_128, t, 0, lane);
-        } else {
-            dvm_x_gpr(&e->e, G_ADD, wide, X_RAX, lane, 0);
-            dvm_x_gpr(&e->e, G_MOV_ST, wide, X_RAX, lane, 0);
-        }
+        dvm_x_gpr(&e->e, G_ADD, wide, X_RAX, lane, 0);
+        dvm_x_gpr(&e->e, G_MOV_ST, wide, X_RAX, lane, 0);
     }
-    if (f)
-        vec(e, X_VMOVSS_ST, X_128, t, 0, local);
-    else
-        gpr(e, G_MOV_ST, X_RAX, local);
+    gpr(e, G_MOV_ST, X_RAX, sum);
 }
 
 static void scan(struct dvm_je *e, const struct dvm_mi *m, int u) {
-    bool wide = m->imm == DVM_VT_I64, f = m->imm == DVM_VT_F32;
-    int vector = e->b->width * 4, buf = m->disp + J_S_BUF;
+    int buf = m->disp + J_S_BUF;
     vec(e, X_VMOVUPS_ST, e->full, dvm_j_get(e, m->a, u), 0, dvm_j_frame_at(buf));
-    if (wide) vec(e, X_VMOVUPS_ST, e->full, dvm_j_get(e, m->b, u), 0, dvm_j_frame_at(buf + vector));
+    if (m->imm == DVM_VT_I64)
+        vec(e, X_VMOVUPS_ST, e->full, dvm_j_get(e, m->b, u), 0,
+            dvm_j_frame_at(buf + e->b->width * 4));
     dvm_j_done(e, m, u);
-    scan_chunk(e, m);
-    int t = dvm_j_take(e, J_V), carry = dvm_j_take(e, J_V),
-        add = f      ? X_VADDPS
-              : wide ? X_VPADDQ
-                     : X_VPADDD;
-    scan_lanes(e, m, t);
-    vec(e, wide ? X_VPBROADCASTQ : X_VBROADCASTSS, e->full, carry, 0,
-        dvm_j_frame_at(m->disp + J_S_CARRY));
-    for (int k = 0; k < (wide ? 2 : 1); k++) {
-        vec(e, add, e->full, t, carry, dvm_j_frame_at(buf + k * vector));
-        vec(e, X_VMOVUPS_ST, e->full, t, 0, dvm_j_frame_at(buf + k * vector));
-    }
-    gpr(e, G_MOV, X_RAX, dvm_j_frame_at(buf + (wide ? 8 : 4) * e->b->width - 8));
-    if (!wide) imm64(e, G_SHR_I, dvm_x_reg(X_RAX), 32);
-    gpr(e, G_MOV_ST, X_RAX, dvm_j_frame_at(m->disp + J_S_LAST));
-    dvm_j_untake(e, J_V, t);
-    dvm_j_untake(e, J_V, carry);
+    if (m->imm == DVM_VT_F32)
+        scan_floats(e, m);
+    else
+        scan_ints(e, m);
 }
 
 /* ---- routines */

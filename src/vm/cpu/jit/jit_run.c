@@ -169,7 +169,7 @@ static void fetch_ahead(const struct dvm_jit_code *c, const args *a, int64_t i, 
 
 static void staged_map(const struct dvm_jit_code *c, const args *a) {
     int size = staged_size(c, a);
-    bool square = !c->scans && turned(c, a); /* scans go on at multiples of 64 columns */
+    bool square = !c->scans && turned(c, a); /* scans go through a row from its start */
     int64_t cols = DVM_MIN(a->n, square ? J_STAGE_SIDE / size : 1024);
     int64_t room = square ? J_STAGE_SIDE * J_STAGE_SIDE / size / size : J_STAGE_BYTES / size;
     int64_t rows = c->scans ? 1 : DVM_MIN(a->m, DVM_MAX(room / cols, 1));
