@@ -56,13 +56,48 @@ def sizes_in_turn(r, many, compiled_graphs, **options):
     graphs = []
     for i, sizes in enumerate(many):
         batch = r.batch(r.sizes | sizes, 2, torch.Generator().manual_seed(i))
-        got = report.gradients(model, r, batch)
-        eager, exact = (f(plain, r, batch) for f in (report.gradients, report.truth))
-        assert got[0] == pytest.approx(exact[0], rel=1e-5)
-        bad = [vars(row) for row in report.judged(got[1], eager[1], exact[1]) if not row.good]
+        losses, rows = report.beside(plain, model, r, batch, {})
+        assert losses["compiled"] == pytest.approx(losses["f64"], rel=1e-5)
+        bad = [vars(row) for row in rows if not row.good]
         assert not bad, (sizes, bad)
         graphs.append(report.counts()["graphs"])
     assert graphs == compiled_graphs
+
+
+class Sum(torch.nn.Module):
+    """Terms that cancel but for their rounding, and a gradient that is wrong by a factor."""
+
+    def __init__(self, factor=1.0):
+        super().__init__()
+        self.w = torch.nn.Parameter(torch.linspace(-1, 1, 64))
+        self.factor = factor
+
+    def forward(self, x):
+        y = (self.w * x).tanh().sum()
+        return y + (self.factor - 1) * (y - y.detach())
+
+
+@pytest.mark.parametrize("factor, good", ((1.0, True), (1 + 2e-5, False)))
+def test_a_wrong_gradient_is_no_noise(factor, good):
+    """More draws do not make an error of every draw any smaller."""
+    import report
+    from models import Recipe
+
+    r = Recipe("", None, None, lambda m, b: m(b["x"]), None, {})
+    batch = {"x": torch.linspace(1, 3, 64)}
+    plain, other = Sum(), Sum(factor)
+    _, (row,) = report.beside(plain, other, r, batch, {})
+    assert row.good is good and row.draws == (1 if good else report.DRAWS)
+    assert torch.equal(plain.w, Sum().w) and torch.equal(other.w, Sum().w)
+
+
+def test_noise_is_judged_by_many_draws():
+    """One draw may be three times eager's, when eager's others are as far."""
+    import report
+
+    draws = [report.Row("w", 0, 3e-4, 1e-4, False), *[report.Row("w", 0, 2e-4, 3e-4, True)] * 7]
+    assert report.together(draws, torch.float32).good
+    assert not report.together([draws[0]] * 8, torch.float32).good
 
 
 def test_one_block_of_flux():
