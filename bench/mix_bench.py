@@ -3,7 +3,7 @@
     ./dev exec python bench/mix_bench.py [--dtype f32,bf16] [--threads 1,2] [--rounds N] [--inductor] [--only linear]
 
 Plain products (what a kernel costs over torch.mm), linear + bias + gelu, a swiglu MLP, attention by two products and a
-softmax, and grouped products against a loop of torch.mm. One thread is timed by processor time of the calling thread,
+softmax, log-sum-exp and norm of a product's rows, grouped products against a loop of torch.mm. One thread is timed by processor time of the calling thread,
 several by the clock; best of the rounds. Ratios are torch's time by ours: above 1 we are faster.
 """
 
@@ -80,6 +80,31 @@ def attention(t, heads, rows, d):
     return (q, kk, v, out), ours, lambda q, kk, v: torch.softmax(q @ kk.mT * d**-0.5, -1) @ v
 
 
+def stats(t, m, n, kk):
+    """Softmax statistics of a product that nothing else needs: what a row adds up to, and its logarithm with the maximum."""
+    x, w = torch.randn(m, kk).to(t), torch.randn(n, kk).to(t)
+    out = torch.empty(m, 1, dtype=t)
+
+    def ours(k, x, w):
+        s = k.matmul(x, w, False, True)
+        top = k.max(s, [-1], True)
+        return k.add(k.log(k.sum(k.exp(k.sub(s, top)), [-1], True)), top)
+
+    return (x, w, out), ours, lambda x, w: torch.logsumexp(x @ w.T, -1, keepdim=True)
+
+
+def norm(t, m, n, kk):
+    x, w = torch.randn(m, kk).to(t), torch.randn(n, kk).to(t)
+    out = torch.empty(m, n, dtype=t)
+
+    def ours(k, x, w):
+        s = k.matmul(x, w, False, True)
+        mean = k.mul(k.sum(k.mul(s, s), [-1], True), 1 / n)
+        return k.mul(s, k.reciprocal(k.sqrt(k.add(mean, 1e-6))))
+
+    return (x, w, out), ours, lambda x, w: nnf.rms_norm(x @ w.T, (n,), eps=1e-6)
+
+
 def groups(t, count, most, n, kk):
     sizes = torch.randint(0, most + 1, (count,))
     ends = torch.cumsum(sizes, 0)
@@ -103,10 +128,13 @@ SIZES = {
     "linear": [(1, 2048, 2048), (16, 2048, 512), (128, 2048, 512), (512, 1024, 1024)],
     "swiglu": [(1, 2048, 1024), (16, 2048, 512), (128, 1408, 512), (512, 1408, 512)],
     "attention": [(8, 128, 64), (8, 512, 64)],
+    "stats": [(128, 128, 64), (512, 512, 64), (1024, 1024, 64), (512, 512, 512), (2048, 2048, 128)],
+    "norm": [(128, 128, 64), (512, 512, 512), (1024, 1024, 64)],
     "groups": [(8, 16, 512, 512), (8, 64, 512, 512), (64, 16, 512, 512), (64, 64, 512, 512)],
 }
 CASES = {
-    "plain": plain, "linear": linear, "swiglu": swiglu, "attention": attention, "groups": groups,
+    "plain": plain, "linear": linear, "swiglu": swiglu, "attention": attention, "stats": stats,
+    "norm": norm, "groups": groups,
 }  # fmt: skip
 
 

@@ -125,11 +125,14 @@ static void order_col(struct group *g) {
 }
 
 static bool steps_fit(const struct group *g, int a, bool fixed) {
-    const struct sb *b = g->full[0];
-    for (uint32_t k = 0; b && k < b->opnd.n; k++) {
-        const struct popnd *o = &b->opnd.p[k];
-        int64_t want = fixed ? 0 : o->stride[a + 1] * g->ax[a + 1].size;
-        if (o->src != DVM_SRC_TILE && o->stride[a] != want) return false;
+    for (int i = 0; i < 2 * g->npass; i++) {
+        const struct sb *b = sb_at(g, i);
+        for (uint32_t k = 0; b && k < b->opnd.n; k++) {
+            const struct popnd *o = &b->opnd.p[k];
+            int64_t want = fixed ? 0 : o->stride[a + 1] * g->ax[a + 1].size;
+            if (o->src != DVM_SRC_TILE && o->src != DVM_SRC_SCRATCH && o->stride[a] != want)
+                return false;
+        }
     }
     return true;
 }

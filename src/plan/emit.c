@@ -200,7 +200,9 @@ int32_t dvm_plan_home(struct planner *p, uint32_t n) {
     r->buffer = id;
     r->dtype = bf->dtype;
     r->group = x->group;
-    r->outer = x->shape != p->group.p[x->group]->shape && !p->group.p[x->group]->gemm;
+    /* In the kernel of a product another shape may be that of tiles with rows told apart otherwise. */
+    r->outer = x->shape != p->group.p[x->group]->shape &&
+               (!p->group.p[x->group]->gemm || x->pass > 0 || x->cls == DVM_CLS_RED);
     memcpy(r->stride, bf->stride, sizeof r->stride);
     x->home = id;
     enum stop before = p->stop;
@@ -792,7 +794,8 @@ static bool emit_store(struct planner *p, struct sb *b, const struct root *r) {
     const struct dvm_shape s = *shape_of(p, r->node);
     bool ok = true;
     const struct view *v = r->outer ? outer_view(p, b->g, &s, &ok) : NULL;
-    if (b->g->gemm && p->node.p[r->node].shape != b->g->shape) v = reshaped_view(p, b->g, r, &ok);
+    if (b->g->gemm && !r->outer && p->node.p[r->node].shape != b->g->shape)
+        v = reshaped_view(p, b->g, r, &ok);
     int x = ok ? emit(p, b, r->node, v) : -1;
     if (x < 0) return false;
     const struct dvm_ins *in = &b->ins.p[x];

@@ -164,14 +164,26 @@ static bool same_rows(const struct planner *p, const struct group *g, int32_t sh
 
 enum fit { FIT_NO, FIT_FULL, FIT_OUTER };
 
+/* What works on finished tiles, at their shape or with rows told apart otherwise; on whole rows of them, their reductions and
+ * what rests on those. */
+static enum fit fits_product(const struct planner *p, const struct group *g, const struct root *r) {
+    const struct pnode *n = &p->node.p[r->node];
+    if (n->need != g->index || n->op == DVM_OP_CUMSUM) return FIT_NO;
+    if (r->kind == ROOT_RED) {
+        const bool rows = n->inner && n->mask == 1u << (g->rank - 1) && !n->alone;
+        return rows && p->node.p[n->in[0]].shape == g->shape && dvm_plan_may_fold(p, g) ? FIT_FULL
+                                                                                        : FIT_NO;
+    }
+    if (n->shape == g->shape) return FIT_FULL;
+    if (n->pass > 0 || n->cls == DVM_CLS_RED)
+        return kept_shape(p, g, &p->shape.p[n->shape]) ? FIT_OUTER : FIT_NO;
+    return !g->fixed && same_rows(p, g, n->shape) ? FIT_FULL : FIT_NO;
+}
+
 static enum fit fits(const struct planner *p, const struct group *g, const struct root *r) {
     const struct pnode *n = &p->node.p[r->node];
     if (g->full_up || g->roots.n >= MAX_ROOTS) return FIT_NO;
-    if (g->gemm) { /* what works on finished tiles, at their shape or with rows told apart otherwise */
-        bool tile = n->need == g->index && n->pass == 0 &&
-                    (n->shape == g->shape || (!g->fixed && same_rows(p, g, n->shape)));
-        return tile && r->kind != ROOT_RED && n->op != DVM_OP_CUMSUM ? FIT_FULL : FIT_NO;
-    }
+    if (g->gemm) return fits_product(p, g, r);
     if (r->kind == ROOT_RED) {
         const struct pnode *x = &p->node.p[n->in[0]];
         if (g->scan || x->shape != g->shape || (n->alone != 0) != g->alone) return FIT_NO;

@@ -292,8 +292,8 @@ static void add_product(struct planner *p, struct dvm_plan *pl, struct bump *bm,
     if (g->side[2]) count_groups(&m->list, g->side[2]);
     if (m->form == DVM_PRODUCT_ROWS && g->side[1]) count_groups(&m->b, g->side[1]);
     k->kind = DVM_KIND_GEMM;
-    k->block = 1;
-    k->why = "a product, each tile finished in the cache";
+    k->why = g->kind == DVM_MODE_ROW ? "a product, whole rows finished in the cache"
+                                     : "a product, each tile finished in the cache";
     k->gemm = m;
 }
 
@@ -313,7 +313,9 @@ static void add_kernel(struct planner *p, struct dvm_plan *pl, struct bump *bm, 
                             .whole_rows = g->scan,
                             .why = why[g->kind][passes > 1]};
     for (int a = 0; a < g->naxes; a++) k->size[a] = g->ax[a].size;
-    k->block = block_size(g, p->in->cache_bytes);
+    k->block = !g->gemm                  ? block_size(g, p->in->cache_bytes)
+               : g->kind == DVM_MODE_ROW ? dvm_plan_panel(p, g)
+                                         : 1;
     k->scratch = lay_scratch(g, k->block);
     for (uint32_t i = 0; i < g->vec.n; i++) k->whole_rows |= g->vec.p[i].kept;
     struct dvm_phase *ph = take(bm, (size_t)n * sizeof *ph);

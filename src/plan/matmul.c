@@ -194,6 +194,33 @@ int64_t dvm_plan_depth(const struct planner *p, const struct group *g) {
     return a->d[a->rank - (x->at[0] ? 2 : 1)];
 }
 
+/* Rows of a panel: UNIT suits the kernels of every level; below LEAST rows each value of the second factor is loaded for too few.
+ * The panel takes half of the cache, or all of it where it has to; the other half is for what is packed. */
+enum { UNIT = 12, LEAST = 48, MOST = 144, WANTED = 8, SMALL_WORK = 1 << 22 };
+
+static int64_t rows_of(const struct planner *p, const struct group *g) {
+    const struct dvm_shape *s = &p->shape.p[g->shape];
+    return p->numel.p[g->shape] / s->d[s->rank - 1];
+}
+
+/* Threads share panels, not columns: too few of them leave threads idle, unless the work is one thread's anyway. */
+bool dvm_plan_may_fold(const struct planner *p, const struct group *g) {
+    const struct dvm_shape *s = &p->shape.p[g->shape];
+    const int64_t n = s->d[s->rank - 1], rows = rows_of(p, g), k = dvm_plan_depth(p, g);
+    if (p->node.p[g->gemm].op != DVM_OP_MATMUL) return false;
+    if (n > (int64_t)p->in->cache_bytes / (4 * LEAST)) return false;
+    return rows >= WANTED * LEAST || rows * n <= SMALL_WORK / DVM_MAX(k, 1);
+}
+
+int64_t dvm_plan_panel(const struct planner *p, const struct group *g) {
+    const int64_t n = g->ax[g->naxes - 1].size, m = DVM_MAX(g->ax[g->naxes - 2].size, 1);
+    int64_t most = (int64_t)p->in->cache_bytes / 2 / (4 * DVM_MAX(n, 1));
+    most = DVM_MIN(DVM_MIN(most, rows_of(p, g) / WANTED), MOST);
+    most = DVM_MAX(most, LEAST) / UNIT * UNIT;
+    const int64_t panels = (m + most - 1) / most, even = (m + panels - 1) / panels;
+    return DVM_MIN((even + UNIT - 1) / UNIT * UNIT, m);
+}
+
 void dvm_plan_product_axes(struct planner *p, struct group *g, uint32_t n) {
     g->gemm = n;
     g->fixed = p->node.p[n].op == DVM_OP_GROUPED;

@@ -10,7 +10,9 @@
  *        columns
  * There are at least two axes in MAP and ROW kernels and one reduced axis in COL kernels (size 1 where needed).
  *
- * A kernel of kind DVM_KIND_GEMM is a matrix product with what comes before and after it. Its axes are
+ * A kernel of kind DVM_KIND_GEMM is a matrix product with what comes before and after it. Where it has ROW or VEC phases or scratch
+ * (forms without groups only), a finished tile is up to `block` whole rows, and its phases run over it as over a block of a ROW
+ * kernel. Its axes are
  *   batch axes | M | N      steps of what comes after, a map over finished tiles
  *   batch axes | M | K      steps of the first factor, or of the map that makes it (PACK_A)
  *   batch axes | K | N      steps of the second factor, or of the map that makes it (PACK_B)

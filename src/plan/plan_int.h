@@ -275,7 +275,10 @@ DVM_INLINE bool dvm_plan_may_cut(const struct group *g, int a) {
     return !g->fixed && g->naxes < (g->gemm ? 10 : DVM_MAX_AXES) &&
            (!g->gemm || g->ax[a].dim == g->rank - 2);
 }
-int64_t dvm_plan_depth(const struct planner *p, const struct group *g);             /* K */
+int64_t dvm_plan_depth(const struct planner *p, const struct group *g); /* K */
+/* May reductions of rows join the kernel of a product, which then finishes whole rows? How many at once, axes in place. */
+bool dvm_plan_may_fold(const struct planner *p, const struct group *g);
+int64_t dvm_plan_panel(const struct planner *p, const struct group *g);
 struct sb *dvm_plan_new_sb(struct planner *p, struct group *g, int pass, bool vec); /* emit.c */
 struct popnd *dvm_plan_emit_memory(struct planner *p, struct sb *b, uint32_t n,
                                    const struct view *v);

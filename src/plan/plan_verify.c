@@ -129,6 +129,7 @@ static dvm_status check_tile(const struct check *c, const struct dvm_bind *b,
                              const struct dvm_opnd *d) {
     bool full = c->f->kind == DVM_PHASE_FULL;
     if (!c->k->gemm) return bad(c, "a tile in a kernel that is no product");
+    if (c->f->kind == DVM_PHASE_VEC) return bad(c, "a vector has no tile");
     if (d->role != (full ? DVM_ROLE_LOAD : DVM_ROLE_STORE) || d->dtype != DVM_F32 ||
         d->kind != DVM_OPND_CONTIG)
         return bad(c, "a finished tile is read, a factor written, both as contiguous f32");
@@ -148,6 +149,9 @@ static dvm_status check_place(const struct check *c, const struct dvm_bind *b,
     if (b->src == DVM_SRC_INPUT) DVM_TRY(check_arg(c, "input", b->index, c->p->in, c->p->nin, d));
     if (b->src == DVM_SRC_OUTPUT)
         DVM_TRY(check_arg(c, "output", b->index, c->p->out, c->p->nout, d));
+    if (b->src == DVM_SRC_SCRATCH && c->k->gemm &&
+        (c->f->kind > DVM_PHASE_VEC || c->k->gemm->form != DVM_PRODUCT_BATCH))
+        return bad(c, "scratch belongs to finished rows of one product");
     if (b->src == DVM_SRC_SCRATCH)
         for (int a = 0; a < c->k->naxes - 1; a++)
             if (b->stride[a] && a != block_axis(c->k))
@@ -221,10 +225,13 @@ static dvm_status check_phase(struct check *c) {
     if (f->strip >= c->p->nstrip) return bad(c, "strip %u of %u", f->strip, c->p->nstrip);
     const struct dvm_strip *s = &c->p->strip[f->strip];
     bool vec = f->kind == DVM_PHASE_VEC;
-    if (f->pass != s->mode || (f->pass != DVM_MODE_MAP && (vec || f->pass != c->k->kind)))
+    const int folds = c->k->gemm ? DVM_MODE_ROW : c->k->kind;
+    if (f->pass != s->mode ||
+        (f->pass != DVM_MODE_MAP && (f->kind != DVM_PHASE_FULL || f->pass != folds)))
         return bad(c, "a strip of another kind than the kernel");
     if (vec && c->k->kind == DVM_MODE_MAP) return bad(c, "a map kernel has no vectors");
-    if (vec && c->k->gemm) return bad(c, "a product has no vectors");
+    if ((vec || f->pass == DVM_MODE_ROW) && c->k->gemm && c->k->gemm->form != DVM_PRODUCT_BATCH)
+        return bad(c, "groups of a product have no rows");
     if (f->kind > DVM_PHASE_VEC) DVM_TRY(check_pack(c));
     if ((s->flags & DVM_STRIP_WHOLE_ROWS) && (vec || !c->k->whole_rows))
         return bad(c, "the strip wants whole rows");

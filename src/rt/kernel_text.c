@@ -169,7 +169,9 @@ static void explain_phase(const struct dvm_kernel *k, const struct dvm_plan *p,
     bool vec = f->kind == DVM_PHASE_VEC;
     PUT("    phase %d: ", i);
     if (kp->gemm)
-        PUT("%s", f->kind == DVM_PHASE_FULL     ? "every finished tile"
+        PUT("%s", vec                           ? "one number a row of the block"
+                  : f->pass == DVM_MODE_ROW     ? "folds finished rows"
+                  : f->kind == DVM_PHASE_FULL   ? "every finished tile"
                   : f->kind == DVM_PHASE_PACK_A ? "the first factor, while it is packed"
                                                 : "the second factor, while it is packed");
     else if (vec)

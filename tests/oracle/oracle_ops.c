@@ -186,6 +186,7 @@ static double spread(dvm_op op, int n, const elem x[3], double y) {
             continue;
         }
         most = fmax(most, fabs(z - y));
+        if (y == 0 && signbit(z) != signbit(y)) most = fmax(most, FLT_TRUE_MIN); /* either zero */
     }
     /* Turns inside the interval. */
     if (op == DVM_OP_SIN || op == DVM_OP_COS) most = fmin(2, fmax(most, x[0].e));
@@ -198,7 +199,10 @@ static elem choose(dvm_dtype t, const elem x[3]) {
     if (any(x[1]) || any(x[2])) return undecided();
     if (!is_f(t)) return x[1].i == x[2].i ? x[1] : undecided();
     if (isnan(x[1].v) && isnan(x[2].v)) return x[1];
-    if (x[1].v == x[2].v) return x[1].e > x[2].e ? x[1] : x[2];
+    if (x[1].v == x[2].v) {
+        double either = signbit(x[1].v) != signbit(x[2].v) ? FLT_TRUE_MIN : 0; /* zeros */
+        return of_float(x[1].v, fmax(either, fmax(x[1].e, x[2].e)));
+    }
     double far = nextafter(fabs(x[1].v - x[2].v) + x[2].e, INFINITY);
     return isfinite(far) ? of_float(x[1].v, fmax(far, x[1].e)) : undecided();
 }

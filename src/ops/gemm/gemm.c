@@ -67,7 +67,8 @@ static struct gemm_room room_of(const struct dvm_gemm *g, bool pairs) {
     if (pairs) x = m * kc * 4, y = DVM_GEMM_MAX_NR * kc * 4;
     if (g->pack_b) x = DVM_GEMM_TN * kc * 4;
     struct gemm_room r = {.total = 0};
-    r.c = part(&r.total, DVM_MAX(m * n * 4, lng));
+    size_t wide = (size_t)g->panel * (size_t)gemm_up(g->n, DVM_GEMM_MAX_NR);
+    r.c = part(&r.total, DVM_MAX(g->panel ? wide * 4 : m * n * 4, lng));
     r.a = part(&r.total, DVM_MAX(m * kc * (pairs ? 2 : 4), few));
     r.b = part(&r.total, n * kc * (pairs ? 2 : 4));
     r.x = part(&r.total, DVM_MAX(x, lng));
@@ -79,20 +80,22 @@ static struct gemm_room room_of(const struct dvm_gemm *g, bool pairs) {
 
 enum { SHARE_WORK = 1 << 22, SHARE_A = 8 << 20, SHARE_ALL = 13 << 20 };
 
-static bool is_shared(const struct gemm_item *it, int64_t items, int threads) {
-    int64_t tiles = it->rows * it->cols;
+static bool is_shared(const struct dvm_gemm *g, const struct gemm_item *it, int64_t items,
+                      int threads) {
+    int64_t tiles = gemm_tiles(g, it);
     return it->way == WAY_BLOCK && tiles > 1 && it->m * it->n * it->k >= SHARE_WORK &&
            (items == 1 || tiles >= 2 * (int64_t)threads);
 }
 
-/* Sizes of one product; addresses when p is not NULL. Returns the bytes. */
-static size_t share(const struct gemm_item *it, bool pairs, char *p, struct gemm_shared *s) {
+/* Sizes of one product; addresses when p is not NULL. Returns the bytes. Whole rows need all columns of B at once. */
+static size_t share(const struct gemm_item *it, bool whole, bool pairs, char *p,
+                    struct gemm_shared *s) {
     int64_t e = pairs ? 2 : 4, columns = it->depth;
     *s = (struct gemm_shared){.a_size = it->tm * DVM_GEMM_KC * e,
                               .b_size = it->tn * DVM_GEMM_KC * e};
     int64_t a = it->rows * it->depth * s->a_size, b = columns * s->b_size, ranges = 0;
     if (it->cols < 2 || a > SHARE_A) a = 0;
-    if (it->rows < 2 || b > SHARE_ALL - a) b = 0;
+    if (it->rows < 2 || b * (whole ? it->cols : 1) > SHARE_ALL - a) b = 0;
     int64_t fit = b ? (SHARE_ALL - a) / b : it->cols, groups = gemm_over(it->cols, fit);
     s->cols = gemm_over(it->cols, groups);
     b *= s->cols;
@@ -114,7 +117,8 @@ static size_t shared_room(const struct dvm_gemm *g, bool pairs, int threads) {
     for (int64_t i = 0; i < (g->form == DVM_GEMM_BATCH ? DVM_MIN(items, 1) : items); i++) {
         struct gemm_item it = dvm_gemm_item(g, i);
         struct gemm_shared s;
-        size_t size = is_shared(&it, items, threads) ? share(&it, pairs, NULL, &s) : 0;
+        size_t size =
+            is_shared(g, &it, items, threads) ? share(&it, g->panel > 0, pairs, NULL, &s) : 0;
         most = DVM_MAX(most, size);
     }
     return most;
@@ -213,21 +217,21 @@ static void run_shared_tiles(void *arg, int thread) {
     const struct gemm_item *it = r->item;
     struct gemm_ws ws = ws_of(r, thread);
     int64_t cols = DVM_MIN(r->share.cols, it->cols - r->share.col0);
-    for (int64_t t; (t = ticket(r)) < it->rows * cols;)
+    for (int64_t t; (t = ticket(r)) < it->rows * (r->g->panel ? 1 : cols);)
         dvm_gemm_block_tile(r, &ws, thread, it, &r->share, t % it->rows,
                             r->share.col0 + t / it->rows);
 }
 
 static void run_shared(struct gemm_run *r, struct dvm_pool *pool, const struct gemm_item *it,
                        char *p) {
-    share(it, r->pairs, p, &r->share);
+    share(it, r->g->panel > 0, r->pairs, p, &r->share);
     r->item = it;
     r->packs_a = r->share.a ? it->rows * it->depth : 0;
     for (; r->share.col0 < it->cols; r->share.col0 += r->share.cols) {
         int64_t cols = DVM_MIN(r->share.cols, it->cols - r->share.col0);
         r->packs = r->packs_a + (r->share.b ? cols * it->depth : 0);
         run_threads(r, pool, r->packs, run_packs);
-        run_threads(r, pool, it->rows * cols, run_shared_tiles);
+        run_threads(r, pool, it->rows * (r->g->panel ? 1 : cols), run_shared_tiles);
         r->packs_a = 0;
     }
 }
@@ -236,16 +240,16 @@ static void run_shared(struct gemm_run *r, struct dvm_pool *pool, const struct g
 static void run_all(struct gemm_run *r, struct dvm_pool *pool, int64_t *first, char *p) {
     for (int64_t i = 0; i < r->items; i++) {
         struct gemm_item it = dvm_gemm_item(r->g, i);
-        bool shared = is_shared(&it, r->items, r->threads);
+        bool shared = is_shared(r->g, &it, r->items, r->threads);
         if (!first && !shared) {
-            r->tiles = r->items * it.rows * it.cols;
+            r->tiles = r->items * gemm_tiles(r->g, &it);
             break;
         }
         if (first) first[i] = r->tiles;
         if (shared)
             run_shared(r, pool, &it, p);
         else
-            r->tiles += it.rows * it.cols;
+            r->tiles += gemm_tiles(r->g, &it);
     }
     if (first) first[r->items] = r->tiles;
     r->first = first;

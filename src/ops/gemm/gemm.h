@@ -17,6 +17,9 @@
  * the cache, in no promised order and from any thread; without an epilogue it is stored to `out`. What a callback adds
  * up across tiles must be kept by tile, not by thread, if its order matters.
  *
+ * With `panel` rows, a finished tile is that many whole rows (the last ones of a matrix may be fewer), computed by one thread one
+ * range of columns after the other: for an epilogue that reduces rows.
+ *
  * A batch whose B does not move (stride 0) and whose rows of A and C continue from one matrix to the next is one
  * matrix with more rows: the caller folds it, since only the caller can renumber rows for its epilogue. */
 #ifndef DVM_OPS_GEMM_GEMM_H
@@ -29,6 +32,7 @@ enum {
     DVM_GEMM_TM = 144, /* a multiple of every level's mr */
     DVM_GEMM_TN = 512, /* columns of a tile; streamed shapes (M or N <= 8) have up to TN_MAX */
     DVM_GEMM_TN_MAX = 1024,
+    DVM_GEMM_PANEL_N = 1 << 24, /* columns of a panel */
     DVM_GEMM_NBATCH = 8
 };
 
@@ -69,6 +73,8 @@ struct dvm_gemm {
     void *ctx;
     dvm_gemm_pack_fn *pack_a, *pack_b;
     dvm_gemm_epilogue_fn *epilogue;
+    /* BATCH with an epilogue: rows of a tile of whole rows, at most TM; 0: tiles of any shape */
+    int64_t panel;
 
     /* Without an epilogue: out = sum + bias, rounded once. GROUPM: rows are those of A, out.bs is not used. */
     struct dvm_gemm_mat out; /* .p is written */
@@ -93,6 +99,7 @@ size_t dvm_gemm_scratch(const struct dvm_gemm *g, const struct dvm_gemm_isa *isa
  * dvm_pool_size(pool). Callbacks get thread numbers below that size. */
 dvm_status dvm_gemm_run(const struct dvm_gemm *g, const struct dvm_gemm_isa *isa,
                         struct dvm_pool *pool, const struct dvm_mem *mem, void *scratch);
-/* The same result by the scalar loop above; callbacks get single elements. */
-dvm_status dvm_gemm_ref(const struct dvm_gemm *g);
+/* The same result by the scalar loop above; callbacks get single elements, or whole rows, which are made in `row`: N floats,
+ * not used without a panel. */
+dvm_status dvm_gemm_ref(const struct dvm_gemm *g, float *row);
 #endif

@@ -52,10 +52,10 @@ struct step {
 };
 
 /* Heights as even as they can be: 16 rows are 8 + 8, not 12 + 4. */
-static int64_t panel(int64_t m, int64_t mr) { return gemm_over(m, gemm_over(m, mr)); }
+static int64_t height(int64_t m, int64_t mr) { return gemm_over(m, gemm_over(m, mr)); }
 
 static void multiply_f32(const struct dvm_k_gemm *k, struct step *t) {
-    int64_t h = panel(t->m, k->mr), jump;
+    int64_t h = height(t->m, k->mr), jump;
     const float *a = t->a, *b = t->b;
     for (int64_t i = 0; i < t->m; i += h)
         for (int64_t j = 0; j < t->n; j += k->nr) {
@@ -66,7 +66,7 @@ static void multiply_f32(const struct dvm_k_gemm *k, struct step *t) {
         }
 }
 static void multiply_pairs(const struct dvm_k_gemm *k, struct step *t) {
-    int64_t h = panel(t->m, k->mr), pairs = gemm_over(t->kc, 2), jump;
+    int64_t h = height(t->m, k->mr), pairs = gemm_over(t->kc, 2), jump;
     const uint32_t *a = t->a, *b = t->b;
     for (int64_t i = 0; i < t->m; i += h)
         for (int64_t j = 0; j < t->n; j += k->nr) {
@@ -161,7 +161,7 @@ static struct ahead next_b(const struct gemm_run *r, const struct gemm_item *it,
                            const struct step *t) {
     const struct dvm_gemm *g = r->g;
     int64_t k0 = t->k0 + KC, c0 = t->c0;
-    if (k0 >= it->k) k0 = 0, c0 += it->tn * r->threads;
+    if (k0 >= it->k) k0 = 0, c0 += it->tn * (g->panel ? 1 : r->threads);
     if (g->pack_b) return ahead_of(t->b, 0, 0, 0);
     if (c0 < it->n) return ahead_of_b(g, it, k0, c0);
     struct gemm_item next = {.k = 0};
@@ -169,15 +169,16 @@ static struct ahead next_b(const struct gemm_run *r, const struct gemm_item *it,
     return next.k ? ahead_of_b(g, &next, 0, 0) : ahead_of(t->b, 0, 0, 0);
 }
 
-void dvm_gemm_block_tile(const struct gemm_run *r, const struct gemm_ws *ws, int thread,
-                         const struct gemm_item *it, const struct gemm_shared *s, int64_t tr,
-                         int64_t tc) {
-    struct step t = step_of(r, it, tr, tc, 0);
+/* Its sums go to c, with rows ldc apart. */
+static void multiply_tile(const struct gemm_run *r, const struct gemm_ws *ws, int thread,
+                          const struct gemm_item *it, const struct gemm_shared *s, int64_t tr,
+                          int64_t tc, float *c, int64_t ldc) {
+    struct step t;
     for (int64_t kb = 0; kb < it->depth; kb++) {
         t = step_of(r, it, tr, tc, kb);
         int64_t ia = tr * it->depth + kb, ib = s ? (tc - s->col0) * it->depth + kb : 0;
-        t.c = ws->c;
-        t.ldc = gemm_up(t.n, DVM_GEMM_MAX_NR);
+        t.c = c;
+        t.ldc = ldc;
         t.a = s && s->a ? s->a + ia * s->a_size : ws->a;
         t.b = s && s->b ? s->b + ib * s->b_size : ws->b;
         t.ra = s && s->a ? s->ra[ia] : pack_a(r, thread, it, &t, ws->a);
@@ -190,5 +191,17 @@ void dvm_gemm_block_tile(const struct gemm_run *r, const struct gemm_ws *ws, int
         else
             multiply_wide(r->k, ws, &t);
     }
-    dvm_gemm_finish(r, thread, it, t.r0, t.c0, t.m, t.n, ws->c, gemm_up(t.n, DVM_GEMM_MAX_NR));
+}
+
+void dvm_gemm_block_tile(const struct gemm_run *r, const struct gemm_ws *ws, int thread,
+                         const struct gemm_item *it, const struct gemm_shared *s, int64_t tr,
+                         int64_t tc) {
+    struct step t = step_of(r, it, tr, tc, 0);
+    int64_t width = r->g->panel ? it->n : t.n, ldc = gemm_up(width, DVM_GEMM_MAX_NR);
+    if (!r->g->panel)
+        multiply_tile(r, ws, thread, it, s, tr, tc, ws->c, ldc);
+    else
+        for (tc = 0; tc < it->cols; tc++)
+            multiply_tile(r, ws, thread, it, s, tr, tc, ws->c + tc * it->tn, ldc);
+    dvm_gemm_finish(r, thread, it, t.r0, t.c0, t.m, width, ws->c, ldc);
 }

@@ -61,7 +61,7 @@ struct gemm_run {
 int64_t dvm_gemm_items(const struct dvm_gemm *g);
 struct gemm_item dvm_gemm_item(const struct dvm_gemm *g, int64_t i);
 
-/* Tile (tr, tc) of the item; leaves it to dvm_gemm_finish. s may be NULL. */
+/* Tile (tr, tc) of the item, or panel tr of whole rows; leaves it to dvm_gemm_finish. s may be NULL. */
 void dvm_gemm_block_tile(const struct gemm_run *r, const struct gemm_ws *ws, int thread,
                          const struct gemm_item *it, const struct gemm_shared *s, int64_t tr,
                          int64_t tc);
@@ -86,6 +86,10 @@ DVM_INLINE int64_t gemm_batch_at(const struct dvm_gemm *g, const int64_t *bs, in
 }
 /* Operands that a prologue makes have no address. */
 DVM_INLINE const char *gemm_at(const char *p, int64_t offset) { return p ? p + offset : p; }
+/* Tiles of an item as threads take them. */
+DVM_INLINE int64_t gemm_tiles(const struct dvm_gemm *g, const struct gemm_item *it) {
+    return g->panel ? it->rows : it->rows * it->cols;
+}
 DVM_INLINE bool gemm_all_bf16(const struct dvm_gemm *g) {
     return !g->pack_a && !g->pack_b && g->a.t == DVM_BF16 && g->b.t == DVM_BF16;
 }

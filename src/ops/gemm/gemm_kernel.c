@@ -15,6 +15,7 @@ struct slot {
     struct dvm_opnd_arg *opnd;
     uint64_t *param;
     void *scratch;
+    char *block; /* of the rows at hand */
 };
 
 struct job {
@@ -41,7 +42,7 @@ static size_t slot_size(const struct job *j, size_t *opnd, size_t *param, size_t
         *param = DVM_MAX(*param, pad(f->nparam * sizeof(uint64_t)));
         *code = DVM_MAX(*code, pad(j->l->plan->code[f->strip]->scratch));
     }
-    return head_size(j) + *opnd + *param + *code;
+    return head_size(j) + *opnd + *param + *code + pad(j->k->scratch);
 }
 
 static struct slot *slot_at(const struct job *j, int thread) {
@@ -58,7 +59,8 @@ static void lay_slots(struct job *j, int threads) {
         *s = (struct slot){.fault = (struct dvm_fault *)(void *)(s + 1),
                            .opnd = (struct dvm_opnd_arg *)(void *)p,
                            .param = (uint64_t *)(void *)(p + opnd),
-                           .scratch = p + opnd + param};
+                           .scratch = p + opnd + param,
+                           .block = p + opnd + param + code};
     }
 }
 
@@ -73,10 +75,12 @@ static char *address(const struct job *j, const struct dvm_bind *b) {
 
 /* ---- strips ------------------------------------------------------------------------------------- */
 
-/* A box of m x n at row row0, column col0 of matrix `batch`; tile operands are at `tile`. */
+/* A box of m x n at row row0, column col0 of matrix `batch`; tile operands are at `tile`. Of a phase over vectors the box is one
+ * row, as long as there are rows. */
 static void run_phase(const struct job *j, int thread, const struct dvm_phase *f, int64_t batch,
                       const int64_t *at, int64_t m, int64_t n, float *tile, int64_t ld) {
     struct slot *s = slot_at(j, thread);
+    const bool vec = f->kind == DVM_PHASE_VEC;
     int na = j->k->naxes;
     int64_t outer[DVM_MAX_AXES];
     for (int a = na - 3; a >= 0; a--) {
@@ -90,12 +94,13 @@ static void run_phase(const struct job *j, int thread, const struct dvm_phase *f
             *p = (struct dvm_opnd_arg){.ptr = (char *)tile, .rs = ld * 4, .cs = 4};
             continue;
         }
-        uintptr_t q = (uintptr_t)address(j, b);
-        for (int a = 0; a < na - 2; a++) q += (uintptr_t)(outer[a] * b->stride[a]);
-        for (int a = 0; a < 2; a++) q += (uintptr_t)(at[a] * b->stride[na - 2 + a]);
+        const bool local = b->src == DVM_SRC_SCRATCH;
+        uintptr_t q = local ? (uintptr_t)s->block + (uintptr_t)b->offset : (uintptr_t)address(j, b);
+        for (int a = 0; !local && a < na - 2; a++) q += (uintptr_t)(outer[a] * b->stride[a]);
+        for (int a = 0; !local && a < 2; a++) q += (uintptr_t)(at[a] * b->stride[na - 2 + a]);
         *p = (struct dvm_opnd_arg){.ptr = (char *)q,
-                                   .rs = b->stride[na - 2],
-                                   .cs = b->stride[na - 1],
+                                   .rs = vec ? 0 : b->stride[na - 2],
+                                   .cs = b->stride[vec ? na - 2 : na - 1],
                                    .gs = b->gs,
                                    .gn = b->gn};
     }
@@ -103,33 +108,35 @@ static void run_phase(const struct job *j, int thread, const struct dvm_phase *f
     const struct dvm_code *code = j->l->plan->code[f->strip];
     struct dvm_strip_args a = {.opnd = s->opnd,
                                .param = s->param,
-                               .m = m,
-                               .n = n,
+                               .m = vec ? 1 : m,
+                               .n = vec ? m : n,
+                               .pos = vec ? at[0] : 0,
                                .scratch = s->scratch,
                                .fault = &s->fault[f - j->k->phase],
                                .alias = j->l->alias};
     code->run(code, &a);
 }
 
-static void run_kind(const struct job *j, int kind, int thread, int64_t batch, int64_t row0,
-                     int64_t col0, int64_t m, int64_t n, float *tile, int64_t ld) {
+/* Phases of this kind, or of that one. */
+static void run_kind(const struct job *j, int kind, int or_kind, int thread, int64_t batch,
+                     int64_t row0, int64_t col0, int64_t m, int64_t n, float *tile, int64_t ld) {
     if (j->k->gemm->form == DVM_PRODUCT_ROWS) batch = 0; /* a group is no batch axis here */
     for (int i = 0; i < j->k->nphase; i++)
-        if (j->k->phase[i].kind == kind)
+        if (j->k->phase[i].kind == kind || j->k->phase[i].kind == or_kind)
             run_phase(j, thread, &j->k->phase[i], batch, (int64_t[]){row0, col0}, m, n, tile, ld);
 }
 
 static void finish_tile(void *ctx, int thread, int64_t batch, int64_t row0, int64_t col0, int64_t m,
                         int64_t n, float *tile, int64_t ld) {
-    run_kind(ctx, DVM_PHASE_FULL, thread, batch, row0, col0, m, n, tile, ld);
+    run_kind(ctx, DVM_PHASE_FULL, DVM_PHASE_VEC, thread, batch, row0, col0, m, n, tile, ld);
 }
 static void make_a(void *ctx, int thread, int64_t batch, int64_t row0, int64_t col0, int64_t r,
                    int64_t c, float *dst, int64_t ld) {
-    run_kind(ctx, DVM_PHASE_PACK_A, thread, batch, row0, col0, r, c, dst, ld);
+    run_kind(ctx, DVM_PHASE_PACK_A, DVM_PHASE_PACK_A, thread, batch, row0, col0, r, c, dst, ld);
 }
 static void make_b(void *ctx, int thread, int64_t batch, int64_t row0, int64_t col0, int64_t r,
                    int64_t c, float *dst, int64_t ld) {
-    run_kind(ctx, DVM_PHASE_PACK_B, thread, batch, row0, col0, r, c, dst, ld);
+    run_kind(ctx, DVM_PHASE_PACK_B, DVM_PHASE_PACK_B, thread, batch, row0, col0, r, c, dst, ld);
 }
 
 /* ---- the product -------------------------------------------------------------------------------- */
@@ -152,6 +159,14 @@ static int phases_of(const struct job *j, int kind) {
     return n;
 }
 
+/* Rows that are finished together: 0 where no phase wants whole rows. */
+static int64_t panel_of(const struct dvm_kplan *k) {
+    bool rows = k->scratch > 0;
+    for (int i = 0; i < k->nphase; i++)
+        rows |= k->phase[i].kind == DVM_PHASE_VEC || k->phase[i].pass == DVM_MODE_ROW;
+    return rows ? k->block : 0;
+}
+
 static struct dvm_gemm product(struct job *j) {
     const struct dvm_kplan *k = j->k;
     const struct dvm_gplan *p = k->gemm;
@@ -163,7 +178,8 @@ static struct dvm_gemm product(struct job *j) {
                          .b = matrix(j, &p->b, p->b_dtype),
                          .form = form[p->form],
                          .ctx = j,
-                         .epilogue = finish_tile};
+                         .epilogue = finish_tile,
+                         .panel = panel_of(k)};
     if (phases_of(j, DVM_PHASE_PACK_A)) g.pack_a = make_a;
     if (phases_of(j, DVM_PHASE_PACK_B)) g.pack_b = make_b;
     if (p->form == DVM_PRODUCT_BATCH) {
@@ -223,7 +239,7 @@ static dvm_status run(struct job *j, const struct dvm_gemm *g, int threads, char
     if (isa->k)
         DVM_TRY(dvm_gemm_run(g, isa, j->l->pool, j->l->mem, scratch));
     else
-        DVM_TRY(dvm_gemm_ref(g));
+        DVM_TRY(dvm_gemm_ref(g, (float *)(void *)scratch));
     return find_fault(j, threads);
 }
 
@@ -235,7 +251,7 @@ static dvm_status run_product(struct job *j, struct dvm_gemm *g) {
     g->ends = j->ends;
     int threads = isa->k && l->pool ? dvm_pool_size(l->pool) : 1;
     size_t slots = slot_size(j, &a, &b, &c) * (size_t)threads,
-           scratch = isa->k ? dvm_gemm_scratch(g, isa, threads) : 0;
+           scratch = isa->k ? dvm_gemm_scratch(g, isa, threads) : (size_t)(g->panel ? g->n : 0) * 4;
     j->slots = dvm_pool_take(l->pool, l->mem, slots + scratch, &got);
     if (!j->slots) return DVM_ERR_NOMEM;
     lay_slots(j, threads);

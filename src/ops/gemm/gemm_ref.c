@@ -54,7 +54,7 @@ static void store(const struct dvm_gemm *g, const struct gemm_item *it, int64_t 
         memcpy(d, &h, 2);
 }
 
-dvm_status dvm_gemm_ref(const struct dvm_gemm *g) {
+dvm_status dvm_gemm_ref(const struct dvm_gemm *g, float *row) {
     dvm_status st = dvm_gemm_check(g);
     if (st != DVM_OK) return st;
     int64_t items = dvm_gemm_items(g);
@@ -63,7 +63,11 @@ dvm_status dvm_gemm_ref(const struct dvm_gemm *g) {
         for (int64_t i = 0; i < it.m; i++)
             for (int64_t j = 0; j < it.n; j++) {
                 float sum = sum_of(g, &it, i, j);
-                if (g->epilogue)
+                if (g->panel) {
+                    row[j] = sum;
+                    if (j == it.n - 1)
+                        g->epilogue(g->ctx, 0, it.batch, it.row0 + i, 0, 1, it.n, row, it.n);
+                } else if (g->epilogue)
                     g->epilogue(g->ctx, 0, it.batch, it.row0 + i, j, 1, 1, &sum, 1);
                 else
                     store(g, &it, i, j, sum);

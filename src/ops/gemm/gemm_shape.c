@@ -41,6 +41,9 @@ dvm_status dvm_gemm_check(const struct dvm_gemm *g) {
                  dvm_dtype_name(g->bias_t));
     if (g->nbatch < 0 || g->nbatch > DVM_GEMM_NBATCH)
         DVM_FAIL(LIMIT, "matmul: %d batch dimensions; at most %d", g->nbatch, DVM_GEMM_NBATCH);
+    if (g->panel < 0 || g->panel > DVM_GEMM_TM ||
+        (g->panel && (!g->epilogue || g->form != DVM_GEMM_BATCH || g->n > DVM_GEMM_PANEL_N)))
+        DVM_FAIL(ARG, "matmul: a panel of %lld rows of %lld", (long long)g->panel, (long long)g->n);
     int64_t all = 1;
     for (int d = 0; d < g->nbatch; d++)
         if (g->bdim[d] < 0 || !dvm_mul_ok(all, g->bdim[d], &all))
@@ -86,6 +89,7 @@ static bool dense(const struct dvm_gemm_mat *m) {
 }
 /* Streaming reads the large operand where it stands, in one of the two directions. */
 static enum gemm_way way_of(const struct dvm_gemm *g, const struct gemm_item *it) {
+    if (g->panel) return WAY_BLOCK;
     int64_t few = gemm_all_bf16(g) ? 2 : DVM_GEMM_SMALL_M; /* the dot instruction does more rows */
     if (it->m <= few && !g->pack_b && dense(&g->b)) return WAY_STREAM;
     if (it->n <= few && !g->pack_a && dense(&g->a)) return WAY_STREAM_SWAP;
@@ -127,7 +131,10 @@ static void cut(const struct dvm_gemm *g, struct gemm_item *it) {
     it->tm = it->way == WAY_STREAM_SWAP ? stream_width(it->m) : DVM_GEMM_TM;
     it->tn = it->way == WAY_STREAM ? stream_width(it->n) : DVM_GEMM_TN;
     it->depth = gemm_over(it->k, DVM_GEMM_KC);
-    if (it->way == WAY_BLOCK) cut_block(it);
+    if (g->panel)
+        it->tm = g->panel;
+    else if (it->way == WAY_BLOCK)
+        cut_block(it);
     count(it);
 }
 
