@@ -23,6 +23,7 @@
 #include "code/strip_text.h"
 #include "vm/cpu/jit/code_mem.h"
 #include "vm/cpu/jit/jit.h"
+#include "vm/cpu/jit/jit_code.h"
 #include "vm/dev.h"
 #include "vm/ref/ref.h"
 
@@ -701,6 +702,34 @@ static void test_listing(void **state) {
     }
 }
 
+/* Turned matrices of every element size to dense rows and back: each element where it belongs, nothing written beside. */
+static void test_turned(void **state) {
+    (void)state;
+    enum { MOST = 70, PAD = 3, GUARD = 64, BYTES = MOST * (MOST + PAD) * 8 };
+    static char from[BYTES], to[BYTES + 2 * GUARD], back[BYTES + 2 * GUARD];
+    rng = 11;
+    for (int k = 0; k < BYTES; k++) from[k] = (char)below(255);
+    for (int k = 0; k < 600; k++) {
+        int64_t size = INT64_C(1) << k % 4, rows = 1 + below(MOST), cols = 1 + below(MOST);
+        if (k < 64) rows = 1 + k / 4 * 4, cols = 32;
+        int64_t cs = (rows + below(PAD + 1)) * size;
+        memset(to, 0x55, sizeof to);
+        memset(back, 0x55, sizeof back);
+        dvm_jit_gather(to + GUARD, from, size, cs, rows, cols, (int)size);
+        dvm_jit_scatter(back + GUARD, size, cs, to + GUARD, rows, cols, (int)size);
+        for (int64_t i = 0; i < rows; i++)
+            for (int64_t j = 0; j < cols; j++)
+                assert_memory_equal(to + GUARD + (i * cols + j) * size, from + i * size + j * cs,
+                                    (size_t)size);
+        for (int64_t n = 0; n < (int64_t)sizeof to; n++) {
+            int64_t at = n - GUARD;
+            if (at < 0 || at >= rows * cols * size) assert_int_equal(to[n], 0x55);
+            bool element = at >= 0 && at / cs < cols && at % cs < rows * size;
+            assert_int_equal(back[n], element ? from[at] : 0x55);
+        }
+    }
+}
+
 int main(void) {
     if (dvm_jit_refused() || best() == DVM_JIT_NONE) {
         print_message("1..0 # SKIP no machine code here\n");
@@ -712,6 +741,7 @@ int main(void) {
         cmocka_unit_test(test_no_growth),    cmocka_unit_test(test_failing_allocations),
         cmocka_unit_test(test_switched_off), cmocka_unit_test(test_avx2_only),
         cmocka_unit_test(test_listing),      cmocka_unit_test(test_boxes),
+        cmocka_unit_test(test_turned),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
