@@ -23,10 +23,10 @@ struct dvm_k_attn {
     /* s[j] = scale * s[j], or scale * (s[j] + bias[j]); -inf where off[j] (bias, off: NULL for none). Returns the
      * largest, -inf when there is none; a NaN is passed over. */
     float (*scores)(float *s, const float *bias, const uint8_t *off, float scale, int64_t n);
-    /* s[j] = e^(s[j] - m); returns the sum. */
+    /* s[j] = e^(s[j] - m); returns the sum. No s[j] is above m. */
     float (*exps)(float *s, float m, int64_t n);
-    /* s[j] = e^(s[j] - m) * f, 0 where the power is 0 (f may be NaN) */
-    void (*weights)(float *s, float m, float f, int64_t n);
+    /* s[j] = e^(s[j] - m) * f, 0 where the power is 0 (f may be NaN). below: no s[j] is above m, which is faster. */
+    void (*weights)(float *s, float m, float f, bool below, int64_t n);
     /* s[j] *= f, any n */
     void (*scale)(float *s, float f, int64_t n);
     /* d[j] *= z[j] */

@@ -38,7 +38,8 @@ struct dvm_k_gemm {
     /* One micro-tile: c[r][j] = (first) or += the chain over k. m <= mr; n <= nr columns are wanted, up to nr are
      * read, computed and written. a[r][k] at a + r * ars + k * acs, b[k][j] at b + k * bs + j: (KC, 1) and nr for the
      * formats above. The lines at next and next + 64, next + step and so on
-     * (one step for each k) are prefetched: what the caller will need soon; any address will do. */
+     * (one step for each k) are prefetched: what the caller will need soon; any address will do. NULL: none, where the
+     * operands are in the cache; then m may be any number, and nr columns are computed. */
     void (*f32)(int m, int n, int64_t k, const float *a, int64_t ars, int64_t acs, const float *b,
                 int64_t bs, float *c, int64_t ldc, bool first, const char *next, int64_t step);
     /* The same from pairs with the bf16 dot instruction: NULL where the level has none. Same bits as f32 as long as no
@@ -57,12 +58,12 @@ struct dvm_k_gemm {
     /* Pairs to floats: d[2i * w + j], d[(2i + 1) * w + j] of the words s[i * w + j] (B); w = 1: A. */
     void (*unpair)(float *d, const uint32_t *s, int64_t w, int64_t pairs);
 
-    /* Streaming: c[r][j] = (first) or += the chain over k <= KC for m <= SMALL_M rows, B read where it stands. tmp
-     * holds m * n floats. n1: rows of B are contiguous. k1: columns of B are contiguous. */
-    void (*stream_n1)(int m, const float *a, const struct dvm_k_block *b, float *c, int64_t ldc,
-                      float *tmp, bool first);
-    void (*stream_k1)(int m, const float *a, const struct dvm_k_block *b, float *c, int64_t ldc,
-                      bool first);
+    /* Streaming: c[r][j] = (first) or += the chain over k <= KC for m <= SMALL_M rows of a, which are ars apart; B is
+     * read where it stands. tmp holds m * n floats. n1: rows of B are contiguous. k1: columns of B are contiguous. */
+    void (*stream_n1)(int m, const float *a, int64_t ars, const struct dvm_k_block *b, float *c,
+                      int64_t ldc, float *tmp, bool first);
+    void (*stream_k1)(int m, const float *a, int64_t ars, const struct dvm_k_block *b, float *c,
+                      int64_t ldc, bool first);
 
     /* Stores m x n floats, each plus bias[j] unless bias is NULL, rounded once to t. */
     void (*store)(char *d, int64_t rs, int64_t cs, dvm_dtype t, const float *c, int64_t ldc,

@@ -84,11 +84,11 @@ static void row(struct attn_work *w, const struct backward *f, const struct attn
     int64_t n = blk->n0 + r / blk->rows, i = blk->i0 + r % blk->rows;
     float *s = w->s + r * ATTN_PITCH, *d = w->t + r * ATTN_PITCH;
     int a, b, from = w->from[r], keys = w->to[r] - from;
-    dvm_attn_row(w, blk, t, r, marks, &a, &b);
+    float top = dvm_attn_row(w, blk, t, r, marks, &a, &b);
     if (keys) {
         float max, sum;
         statistics(at, q, blk->b, n, i, &max, &sum);
-        w->k->weights(s + a, max, 1 / sum, b - a);
+        w->k->weights(s + a, max, 1 / sum, top <= max, b - a);
         if (at->dropout) {
             dvm_attn_drop_row(w, blk, t, r);
             w->k->times(d + from, w->z + from, keys);

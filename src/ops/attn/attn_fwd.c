@@ -1,4 +1,6 @@
-/* Forward: units are runs of blocks that share a key head, so that a packed tile of keys serves several blocks. */
+/* Forward: units are runs of blocks that share a key head, so that packed keys serve several blocks. A few tiles of
+ * keys are packed at a time, as many as fit the second-level cache beside one block; then each block of the run goes
+ * over them, its rows, sums and scores staying in the cache meanwhile. */
 #include <float.h>
 #include <math.h>
 #include <stdatomic.h>
@@ -8,14 +10,21 @@
 #include "ops/attn/attn_flex.h"
 #include "vm/pool.h"
 
-/* Blocks of a unit: packing a tile costs about a quarter of the products of one block with it. */
-enum { MAX_RUN = 8 };
+/* Blocks of a unit: packing a tile costs about a tenth of the products of one block with it. Tiles packed at a time,
+ * and the bytes they may take. */
+enum { MAX_RUN = 16, MAX_TILES = 8, TILE_BYTES = 160 << 10 };
 
 struct state { /* of one block */
     struct attn_block blk;
     float *q, *o; /* packed rows; sums */
     float m[ATTN_BM], l[ATTN_BM];
-    bool active;
+};
+
+struct packed { /* one tile of keys */
+    struct attn_tile t;
+    float *kt, *vb;
+    bool clean;
+    bool in_place; /* not packed: attn_tile.h */
 };
 
 struct forward {
@@ -23,8 +32,9 @@ struct forward {
     const struct attn_isa *isa;
     const struct attn_seq *seq;
     struct attn_room room;
-    size_t q, o, states, total; /* of one thread */
-    int run;
+    size_t q, o, states, kt, vb, total; /* of one thread */
+    int run, tiles;
+    bool in_place;
     char *scratch;
     struct attn_units units;
 };
@@ -36,7 +46,7 @@ static void rescale(struct attn_work *w, struct state *st, const float *now) {
     float *f = w->scratch;
     int64_t n = attn_up(st->blk.m, DVM_ATTN_LANES), pitch = attn_pitch(w->a->d2);
     for (int r = 0; r < n; r++) f[r] = r < st->blk.m && st->m[r] != now[r] ? st->m[r] - now[r] : 0;
-    w->k->weights(f, 0, 1, n);
+    w->k->weights(f, 0, 1, true, n);
     for (int r = 0; r < st->blk.m; r++) {
         st->m[r] = now[r];
         if (f[r] == 1) continue;
@@ -60,16 +70,20 @@ static void weigh(struct attn_work *w, struct state *st, const struct attn_tile 
     w->k->times(s + w->from[r], w->z + w->from[r], w->to[r] - w->from[r]);
 }
 
-static void step(struct attn_work *w, struct state *st, const struct attn_tile *t, bool clean) {
+static void step(struct attn_work *w, struct state *st, const struct packed *p) {
+    const struct attn_tile *t = &p->t;
     int m = st->blk.m, mr = w->g->mr, a[ATTN_BM], b[ATTN_BM];
     float now[ATTN_BM];
-    dvm_attn_scores(w, m, w->a->d, st->q, w->kt, w->s);
+    if (p->in_place)
+        dvm_attn_scores_in_place(w, m, t, st->q, w->s);
+    else
+        dvm_attn_scores(w, m, w->a->d, st->q, p->kt, w->s);
     if (w->a->flex) {
         w->flex.raw = w->s;
         dvm_attn_flex_scores(w, &st->blk, t->j0);
     }
     for (int r = 0; r < m; r++) {
-        float top = dvm_attn_row(w, &st->blk, t, r, !clean, &a[r], &b[r]);
+        float top = dvm_attn_row(w, &st->blk, t, r, !p->clean, &a[r], &b[r]);
         now[r] = top > st->m[r] ? top : st->m[r];
     }
     rescale(w, st, now);
@@ -77,7 +91,10 @@ static void step(struct attn_work *w, struct state *st, const struct attn_tile *
         struct attn_range hull = dvm_attn_hull(w, r, DVM_MIN(r + mr, m));
         for (int i = r; i < DVM_MIN(r + mr, m); i++) weigh(w, st, t, i, a[i], b[i], hull);
     }
-    dvm_attn_over_keys(w, m, w->s, w->vb, w->a->d2, st->o, clean);
+    if (p->in_place)
+        dvm_attn_over_keys_in_place(w, m, t, w->s, st->o, p->vb);
+    else
+        dvm_attn_over_keys(w, m, w->s, p->vb, w->a->d2, st->o, p->clean);
 }
 
 /* ---- a unit */
@@ -144,13 +161,12 @@ static void end(struct attn_work *w, struct state *st) {
     dvm_attn_store_rows(w, &s->o, &st->blk, st->o, s->d2);
 }
 
-/* Keys of the tile that some active block sees. */
+/* Keys of the tile that some block sees. */
 static bool tile_of(struct attn_work *w, struct state *st, int n, struct attn_tile *t) {
     t->from = ATTN_BN;
     t->to = 0;
     for (int i = 0; i < n; i++) {
-        st[i].active = dvm_attn_see(w, &st[i].blk, t->j0);
-        if (!st[i].active) continue;
+        if (!dvm_attn_see(w, &st[i].blk, t->j0)) continue;
         struct attn_range h = dvm_attn_hull(w, 0, st[i].blk.m);
         t->from = DVM_MIN(t->from, (int)h.from);
         t->to = DVM_MAX(t->to, (int)h.to);
@@ -168,8 +184,24 @@ static struct attn_range keys_of(const struct attn_seq *q, const struct state *s
     return all;
 }
 
-static void unit(const struct forward *f, struct attn_work *w, struct state *st, int64_t b,
-                 int64_t index) {
+/* Few rows that all see the same keys. After dvm_attn_see. */
+static bool few_alike(const struct attn_work *w, int m) {
+    for (int r = 1; r < m; r++)
+        if (w->from[r] != w->from[0] || w->to[r] != w->to[0]) return false;
+    return m <= DVM_GEMM_SMALL_M;
+}
+
+static void pack(struct attn_work *w, struct packed *p) {
+    const struct attn *s = w->a;
+    p->clean = true;
+    if (p->in_place) return;
+    dvm_attn_pack_keys(w, p->kt, &s->k, &p->t, s->d);
+    dvm_attn_pack_values(w, p->vb, &s->v, &p->t, s->d2);
+    p->clean = dvm_attn_finite(w, p->vb, p->t.from, p->t.to, s->d2);
+}
+
+static void unit(const struct forward *f, struct attn_work *w, struct state *st,
+                 struct packed *tile, int64_t b, int64_t index) {
     const struct attn *s = f->a;
     const struct attn_seq *q = &f->seq[b];
     int64_t blocks = dvm_attn_blocks(s, q), per = (blocks + f->run - 1) / f->run;
@@ -180,15 +212,19 @@ static void unit(const struct forward *f, struct attn_work *w, struct state *st,
         begin(w, &st[i]);
     }
     struct attn_range keys = keys_of(q, st, n);
-    for (int64_t j0 = keys.from / ATTN_BN * ATTN_BN; j0 < keys.to; j0 += ATTN_BN) {
-        struct attn_tile t = {.b = b, .h = h, .j0 = j0};
-        if (!tile_of(w, st, n, &t)) continue;
-        dvm_attn_pack_keys(w, w->kt, &s->k, &t, s->d);
-        dvm_attn_pack_values(w, w->vb, &s->v, &t, s->d2);
-        bool clean = dvm_attn_finite(w, w->vb, t.from, t.to, s->d2);
+    for (int64_t j0 = keys.from / ATTN_BN * ATTN_BN; j0 < keys.to;) {
+        int tiles = 0;
+        for (; tiles < f->tiles && j0 < keys.to; j0 += ATTN_BN) {
+            struct packed *p = &tile[tiles];
+            p->t = (struct attn_tile){.b = b, .h = h, .j0 = j0};
+            if (!tile_of(w, st, n, &p->t)) continue;
+            p->in_place = f->in_place && n == 1 && few_alike(w, st[0].blk.m);
+            pack(w, p);
+            tiles++;
+        }
         for (int i = 0; i < n; i++)
-            if (st[i].active && (n == 1 || dvm_attn_see(w, &st[i].blk, j0)))
-                step(w, &st[i], &t, clean);
+            for (int t = 0; t < tiles; t++)
+                if (dvm_attn_see(w, &st[i].blk, tile[t].t.j0)) step(w, &st[i], &tile[t]);
     }
     for (int i = 0; i < n; i++) end(w, &st[i]);
 }
@@ -198,13 +234,18 @@ static void work(void *arg, int thread) {
     char *p = f->scratch + (size_t)thread * f->total;
     struct state *st = (struct state *)(void *)(p + f->states);
     struct attn_work w;
+    struct packed tile[MAX_TILES];
     int64_t b, index;
     dvm_attn_enter(&w, f->a, f->seq, f->isa, &f->room, p);
+    for (int i = 0; i < f->tiles; i++) {
+        tile[i].kt = (float *)(void *)(p + f->kt) + i * ATTN_BN * f->a->d;
+        tile[i].vb = (float *)(void *)(p + f->vb) + i * ATTN_BN * attn_row_pitch(f->a->d2);
+    }
     for (int i = 0; i < f->run; i++) {
         st[i].q = (float *)(void *)(p + f->q) + i * ATTN_BM * attn_row_pitch(f->a->d);
         st[i].o = (float *)(void *)(p + f->o) + i * ATTN_BM * attn_pitch(f->a->d2);
     }
-    while (dvm_attn_next(&f->units, &b, &index)) unit(f, &w, st, b, index);
+    while (dvm_attn_next(&f->units, &b, &index)) unit(f, &w, st, tile, b, index);
 }
 
 /* ---- the run */
@@ -234,8 +275,14 @@ static void zero_rest(const struct forward *f) {
 }
 
 static void sizes(struct forward *f) {
+    int64_t kt = f->a->d * ATTN_BN * 4, vb = attn_row_pitch(f->a->d2) * ATTN_BN * 4;
+    int64_t most = DVM_MIN(MAX_TILES, (f->a->max_skv + ATTN_BN - 1) / ATTN_BN);
+    f->tiles = (int)DVM_MAX(1, DVM_MIN(most, TILE_BYTES / (kt + vb)));
+    f->in_place = dvm_attn_in_place(f->a);
     f->room = dvm_attn_room(f->a, false);
     f->total = f->room.total;
+    f->kt = dvm_attn_part(&f->total, f->tiles * kt);
+    f->vb = dvm_attn_part(&f->total, f->tiles * vb);
     f->q = dvm_attn_part(&f->total, f->run * ATTN_BM * attn_row_pitch(f->a->d) * 4);
     f->o = dvm_attn_part(&f->total, f->run * ATTN_BM * attn_pitch(f->a->d2) * 4);
     f->states = dvm_attn_part(&f->total, f->run * (int64_t)sizeof(struct state));

@@ -42,14 +42,13 @@ size_t dvm_attn_part(size_t *total, int64_t size) {
 struct attn_room dvm_attn_room(const struct attn *s, bool backward) {
     struct attn_room r = {.total = 0};
     int64_t one = (int64_t)4 * ATTN_BN;
-    r.kt = dvm_attn_part(&r.total, s->d * one);
-    r.vb = dvm_attn_part(&r.total, attn_row_pitch(s->d2) * one);
     r.s = dvm_attn_part(&r.total, (int64_t)4 * ATTN_BM * ATTN_PITCH);
     r.off = dvm_attn_part(&r.total, (int64_t)ATTN_BM * ATTN_BN);
     r.bias = dvm_attn_part(&r.total, one);
     r.z = dvm_attn_part(&r.total, one);
     if (s->flex) r.flex = dvm_attn_part(&r.total, (int64_t)dvm_attn_flex_room(s->flex, backward));
     if (!backward) return r;
+    r.kt = dvm_attn_part(&r.total, s->d * one);
     r.kb = dvm_attn_part(&r.total, attn_row_pitch(s->d) * one);
     r.vt = dvm_attn_part(&r.total, s->d2 * one);
     r.t = dvm_attn_part(&r.total, (int64_t)4 * ATTN_BM * ATTN_PITCH);
@@ -65,7 +64,6 @@ void dvm_attn_enter(struct attn_work *w, const struct attn *s, const struct attn
     w->g = isa->g;
     w->k = isa->k;
     w->kt = floats(p, r->kt);
-    w->vb = floats(p, r->vb);
     w->s = floats(p, r->s);
     w->off = (uint8_t *)p + r->off;
     w->bias = floats(p, r->bias);
@@ -165,14 +163,14 @@ bool dvm_attn_see(struct attn_work *w, const struct attn_block *blk, int64_t j0)
     if (w->a->flex) return dvm_attn_flex_see(w, blk, j0);
     const struct attn_seq *q = &w->seq[blk->b];
     bool any = false;
-    for (int r = 0; r < blk->m; r++) {
-        struct attn_range k = attn_row_keys(q, blk->i0 + r % blk->rows);
-        w->from[r] = (int)attn_clamp(k.from - j0, ATTN_BN);
-        w->to[r] = (int)attn_clamp(k.to - j0, ATTN_BN);
-        if (w->from[r] < w->to[r])
-            any = true;
-        else
-            w->from[r] = w->to[r] = 0;
+    for (int64_t i = 0; i < blk->rows; i++) {
+        struct attn_range k = attn_row_keys(q, blk->i0 + i);
+        int from = (int)attn_clamp(k.from - j0, ATTN_BN), to = (int)attn_clamp(k.to - j0, ATTN_BN);
+        any |= from < to;
+        for (int64_t r = i; r < blk->m; r += blk->rows) {
+            w->from[r] = from < to ? from : 0;
+            w->to[r] = from < to ? to : 0;
+        }
     }
     return any && !(w->a->mask.p && all_masked(w, blk, j0));
 }
@@ -189,55 +187,70 @@ struct attn_range dvm_attn_hull(const struct attn_work *w, int r0, int r1) {
 
 /* ---- products. A strip of the right operand stays in the first-level cache while all rows pass. */
 
-enum { MAX_GROUPS = ATTN_BN }; /* register tiles of rows or of keys */
+/* Register tiles of rows (or of keys), first to last, that take the same part of the other operand. */
+struct group {
+    int first, rows;
+    struct attn_range h; /* the part */
+};
+enum { MAX_GROUPS = ATTN_BN };
 
-static int row_hulls(const struct attn_work *w, int m, struct attn_range h[MAX_GROUPS]) {
+/* Appends rows [at, at + rows) to n groups; what sees nothing is left out. */
+static int append(struct group *g, int n, int at, int rows, struct attn_range h) {
+    struct group *last = n ? &g[n - 1] : NULL;
+    if (h.from >= h.to) return n;
+    if (last && last->first + last->rows == at && last->h.from == h.from && last->h.to == h.to) {
+        last->rows += rows;
+        return n;
+    }
+    g[n] = (struct group){at, rows, h};
+    return n + 1;
+}
+
+static int row_groups(const struct attn_work *w, int m, struct group g[MAX_GROUPS]) {
     int n = 0, mr = w->g->mr;
-    for (int r = 0; r < m; r += mr) h[n++] = dvm_attn_hull(w, r, DVM_MIN(r + mr, m));
+    for (int r = 0; r < m; r += mr) {
+        int rows = DVM_MIN(mr, m - r);
+        n = append(g, n, r, rows, dvm_attn_hull(w, r, r + rows));
+    }
     return n;
 }
 
 void dvm_attn_scores(const struct attn_work *w, int m, int64_t features, const float *a,
                      const float *b, float *s) {
-    struct attn_range h[MAX_GROUPS], all = dvm_attn_hull(w, 0, m);
-    int mr = w->g->mr, nr = w->g->nr, groups = row_hulls(w, m, h);
+    struct group g[MAX_GROUPS];
+    struct attn_range all = dvm_attn_hull(w, 0, m);
+    int nr = w->g->nr, groups = row_groups(w, m, g);
     int64_t pitch = attn_row_pitch(features);
     for (int64_t c = 0; c < features; c += KC) {
         int64_t depth = DVM_MIN(features - c, KC);
         for (int64_t j = all.from / nr * nr; j < all.to; j += nr)
-            for (int i = 0; i < groups; i++) {
-                const float *x = a + i * mr * pitch + c;
-                if (h[i].from < j + nr && j < h[i].to)
-                    w->g->f32(DVM_MIN(mr, m - i * mr), nr, depth, x, pitch, 1,
-                              b + c * ATTN_BN + j * depth, nr, s + i * mr * ATTN_PITCH + j,
-                              ATTN_PITCH, c == 0, (const char *)x, 0);
-            }
+            for (int i = 0; i < groups; i++)
+                if (g[i].h.from < j + nr && j < g[i].h.to)
+                    w->g->f32(g[i].rows, nr, depth, a + g[i].first * pitch + c, pitch, 1,
+                              b + c * ATTN_BN + j * depth, nr, s + g[i].first * ATTN_PITCH + j,
+                              ATTN_PITCH, c == 0, NULL, 0);
     }
 }
 
-/* c += a b: group i are mr rows of a, ars apart, over the places h[i] of the inner dimension, which are acs apart. */
-static void add_product(const struct attn_work *w, int rows, const struct attn_range *h, int groups,
+/* c += a b: rows of a are ars apart, places of the inner dimension acs. */
+static void add_product(const struct attn_work *w, const struct group *g, int groups,
                         const float *a, int64_t ars, int64_t acs, const float *b, float *c,
                         int64_t features) {
-    int mr = w->g->mr, nr = w->g->nr;
+    int nr = w->g->nr;
     int64_t pitch = attn_pitch(features), bs = attn_row_pitch(features);
     for (int64_t f = 0; f < features; f += nr)
-        for (int i = 0; i < groups; i++) {
-            const float *x = a + i * mr * ars + h[i].from * acs;
-            if (h[i].from < h[i].to)
-                w->g->f32(DVM_MIN(mr, rows - i * mr), nr, h[i].to - h[i].from, x, ars, acs,
-                          b + h[i].from * bs + f, bs, c + i * mr * pitch + f, pitch, false,
-                          (const char *)x, 0);
-        }
+        for (int i = 0; i < groups; i++)
+            w->g->f32(g[i].rows, nr, g[i].h.to - g[i].h.from,
+                      a + g[i].first * ars + g[i].h.from * acs, ars, acs, b + g[i].h.from * bs + f,
+                      bs, c + g[i].first * pitch + f, pitch, false, NULL, 0);
 }
 
 void dvm_attn_over_keys(const struct attn_work *w, int m, const float *a, const float *b,
                         int64_t features, float *c, bool clean) {
-    struct attn_range h[MAX_GROUPS];
+    struct group g[MAX_GROUPS];
     int64_t pitch = attn_pitch(features), bs = attn_row_pitch(features);
     if (clean) {
-        int groups = row_hulls(w, m, h);
-        add_product(w, m, h, groups, a, ATTN_PITCH, 1, b, c, features);
+        add_product(w, g, row_groups(w, m, g), a, ATTN_PITCH, 1, b, c, features);
         return;
     }
     for (int r = 0; r < m; r++) {
@@ -245,6 +258,32 @@ void dvm_attn_over_keys(const struct attn_work *w, int m, const float *a, const 
         w->k->chain(c + r * pitch, features, a + r * ATTN_PITCH + at, 1, w->off + r * ATTN_BN + at,
                     1, w->to[r] - at, b + at * bs, bs);
     }
+}
+
+bool dvm_attn_in_place(const struct attn *s) {
+    int64_t size = s->k.t == DVM_F32 ? 4 : 2;
+    return !s->flex && !s->mask.p && s->k.cs == size && s->v.cs == size;
+}
+
+void dvm_attn_scores_in_place(const struct attn_work *w, int m, const struct attn_tile *t,
+                              const float *a, float *s) {
+    const struct attn_mat *k = &w->a->k;
+    int64_t pitch = attn_row_pitch(w->a->d);
+    for (int64_t c = 0; c < w->a->d; c += KC) {
+        struct dvm_k_block b = {.p = key_at(w, k, t) + c * k->cs,
+                                .rs = k->cs,
+                                .cs = k->rs,
+                                .rows = DVM_MIN(w->a->d - c, KC),
+                                .cols = t->to - t->from,
+                                .t = k->t};
+        w->g->stream_k1(m, a + c, pitch, &b, s + t->from, ATTN_PITCH, c == 0);
+    }
+}
+
+void dvm_attn_over_keys_in_place(const struct attn_work *w, int m, const struct attn_tile *t,
+                                 const float *a, float *c, float *tmp) {
+    struct dvm_k_block b = rows_of(&w->a->v, key_at(w, &w->a->v, t), 0, t->to - t->from, w->a->d2);
+    w->g->stream_n1(m, a + t->from, ATTN_PITCH, &b, c, attn_pitch(w->a->d2), tmp, false);
 }
 
 /* Rows that see a key of [j, j + n). */
@@ -260,16 +299,18 @@ static struct attn_range seeing(const struct attn_work *w, int m, int64_t j, int
 
 void dvm_attn_over_rows(const struct attn_work *w, int m, const struct attn_tile *t, const float *a,
                         const float *b, int64_t features, float *c, bool clean) {
-    struct attn_range h[MAX_GROUPS];
-    int mr = w->g->mr, first = t->from / mr * mr, groups = 0;
+    struct group g[MAX_GROUPS];
+    int mr = w->g->mr, groups = 0;
     int64_t pitch = attn_pitch(features);
     for (int j = t->from; j < t->to && !clean; j++)
         w->k->chain(c + j * pitch, features, a + j, ATTN_PITCH, w->off + j, ATTN_BN, m, b,
                     attn_row_pitch(features));
     if (!clean) return;
-    for (int j = first; j < t->to; j += mr) h[groups++] = seeing(w, m, j, DVM_MIN(mr, t->to - j));
-    add_product(w, t->to - first, h, groups, a + first, 1, ATTN_PITCH, b, c + first * pitch,
-                features);
+    for (int j = t->from / mr * mr; j < t->to; j += mr) {
+        int keys = DVM_MIN(mr, t->to - j);
+        groups = append(g, groups, j, keys, seeing(w, m, j, keys));
+    }
+    add_product(w, g, groups, a, 1, ATTN_PITCH, b, c, features);
 }
 
 /* ---- rows */

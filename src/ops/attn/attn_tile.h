@@ -26,8 +26,7 @@ struct attn_tile {
 };
 
 struct attn_room {
-    size_t kt, vt;       /* K^T, V^T in strips: columns are keys */
-    size_t kb, vb;       /* K, V row by row */
+    size_t kt, vt, kb;   /* of the backward: K^T, V^T in strips (columns are keys); K row by row */
     size_t s, t;         /* scores, their gradients */
     size_t off, bias, z; /* excluded places of a block; one row of pse; of dropout weights */
     size_t flex;
@@ -53,7 +52,7 @@ struct attn_work {
     const struct attn_seq *seq;
     const struct dvm_k_gemm *g;
     const struct dvm_k_attn *k;
-    float *kt, *vt, *kb, *vb, *s, *t, *bias, *z;
+    float *kt, *vt, *kb, *s, *t, *bias, *z;
     uint8_t *off;
     int from[ATTN_BM], to[ATTN_BM]; /* keys of each row of the block, in the tile */
     float scratch[ATTN_BM + DVM_ATTN_LANES];
@@ -103,6 +102,14 @@ void dvm_attn_over_keys(const struct attn_work *w, int m, const float *a, const 
 /* c += the transpose of a times b over rows: a is s or t, b is packed rows of the block; c has a row for each key. */
 void dvm_attn_over_rows(const struct attn_work *w, int m, const struct attn_tile *t, const float *a,
                         const float *b, int64_t features, float *c, bool clean);
+/* The same two products with keys and values read where they stand, for few rows (DVM_GEMM_SMALL_M) that all see the
+ * keys of the tile, and no place among them excluded; tmp: a row of features for each. dvm_attn_in_place says whether
+ * the call allows it; then packing would cost more than the products. */
+bool dvm_attn_in_place(const struct attn *s);
+void dvm_attn_scores_in_place(const struct attn_work *w, int m, const struct attn_tile *t,
+                              const float *a, float *s);
+void dvm_attn_over_keys_in_place(const struct attn_work *w, int m, const struct attn_tile *t,
+                                 const float *a, float *c, float *tmp);
 /* Stores the rows of a block, features wide. */
 void dvm_attn_store_rows(const struct attn_work *w, const struct attn_mat *x,
                          const struct attn_block *blk, const float *c, int64_t features);

@@ -53,9 +53,9 @@ static void stream(const struct gemm_run *r, const struct gemm_ws *ws, int threa
         t.rows = DVM_MIN(it->k - k0, DVM_GEMM_KC);
         pack_small(r, ws, thread, it, v, r0, c0, k0, t.rows);
         if (t.cs == gemm_size(t.t))
-            r->k->stream_n1(few, ws->a, &t, c, ldc, ws->y, k0 == 0);
+            r->k->stream_n1(few, ws->a, DVM_GEMM_KC, &t, c, ldc, ws->y, k0 == 0);
         else
-            r->k->stream_k1(few, ws->a, &t, c, ldc, k0 == 0);
+            r->k->stream_k1(few, ws->a, DVM_GEMM_KC, &t, c, ldc, k0 == 0);
     }
 }
 

@@ -44,20 +44,26 @@ typedef float vf;
 #endif
 enum { NV = LANES / W };
 
-/* Halves onto halves. */
-DVM_INLINE float sum_of(const vf v[NV]) {
-    float acc[LANES];
-    for (int i = 0; i < NV; i++) vf_store(acc + i * W, v[i]);
+/* Halves onto halves: vectors first, then the lanes of the last. */
+DVM_INLINE float sum_of(vf v[NV]) {
+    float acc[W];
     DVM_UNROLL
-    for (int w = LANES / 2; w; w >>= 1)
+    for (int h = NV / 2; h; h >>= 1)
+        for (int i = 0; i < h; i++) v[i] = vf_add(v[i], v[i + h]);
+    vf_store(acc, v[0]);
+    DVM_UNROLL
+    for (int w = W / 2; w; w >>= 1)
         for (int l = 0; l < w; l++) acc[l] += acc[l + w];
     return acc[0];
 }
-DVM_INLINE float max_of(const vf v[NV]) {
-    float acc[LANES];
-    for (int i = 0; i < NV; i++) vf_store(acc + i * W, v[i]);
+DVM_INLINE float max_of(vf v[NV]) {
+    float acc[W];
     DVM_UNROLL
-    for (int w = LANES / 2; w; w >>= 1)
+    for (int h = NV / 2; h; h >>= 1)
+        for (int i = 0; i < h; i++) v[i] = vf_max(v[i + h], v[i]);
+    vf_store(acc, v[0]);
+    DVM_UNROLL
+    for (int w = W / 2; w; w >>= 1)
         for (int l = 0; l < w; l++) acc[l] = acc[l + w] > acc[l] ? acc[l + w] : acc[l];
     return acc[0];
 }
@@ -68,13 +74,6 @@ static float largest(const float *s, int64_t n) {
     for (int64_t j = 0; j < n; j += LANES)
         for (int i = 0; i < NV; i++) acc[i] = vf_max(vf_load(s + j + i * W), acc[i]);
     return max_of(acc);
-}
-static float total(const float *s, int64_t n) {
-    vf acc[NV];
-    for (int i = 0; i < NV; i++) acc[i] = vf_set1(0);
-    for (int64_t j = 0; j < n; j += LANES)
-        for (int i = 0; i < NV; i++) acc[i] = vf_add(acc[i], vf_load(s + j + i * W));
-    return sum_of(acc);
 }
 
 /* ---- scores and weights */
@@ -116,14 +115,25 @@ DVM_INLINE float exp_below(float x) {
 }
 
 static float exps(float *s, float m, int64_t n) {
-    for (int64_t j = 0; j < n; j++) s[j] = exp_below(s[j] - m);
-    return total(s, n);
+    vf acc[NV];
+    for (int i = 0; i < NV; i++) acc[i] = vf_set1(0);
+    for (int64_t j = 0; j < n; j += LANES) {
+        for (int l = 0; l < LANES; l++) s[j + l] = exp_below(s[j + l] - m);
+        for (int i = 0; i < NV; i++) acc[i] = vf_add(acc[i], vf_load(s + j + i * W));
+    }
+    return sum_of(acc);
 }
-
-static void weights(float *s, float m, float f, int64_t n) {
-    for (int64_t j = 0; j < n; j++) {
-        float e = x_exp(s[j] - m), v = e * f;
-        s[j] = e == 0.0f ? 0.0f : v;
+static void weights(float *s, float m, float f, bool below, int64_t n) {
+    if (below) {
+        for (int64_t j = 0; j < n; j++) {
+            float e = exp_below(s[j] - m), v = e * f;
+            s[j] = e == 0.0f ? 0.0f : v;
+        }
+    } else {
+        for (int64_t j = 0; j < n; j++) {
+            float e = x_exp(s[j] - m), v = e * f;
+            s[j] = e == 0.0f ? 0.0f : v;
+        }
     }
 }
 

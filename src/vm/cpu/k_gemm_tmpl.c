@@ -264,9 +264,9 @@ DVM_INLINE void tile_out(const int m, const int nv, vf acc[MR][NV], float *c, in
 
 /* Rows of A by threes: one pointer serves three rows where an address may be a base and a scaled step. */
 enum { AP = (MR + 2) / 3 };
-DVM_INLINE void tile_f32(const int m, const int nv, int64_t k, const float *a, int64_t ars,
-                         int64_t acs, const float *b, int64_t bs, float *c, int64_t ldc, bool first,
-                         const char *next, int64_t step) {
+DVM_INLINE void tile_f32(const int m, const int nv, const bool ahead, int64_t k, const float *a,
+                         int64_t ars, int64_t acs, const float *b, int64_t bs, float *c,
+                         int64_t ldc, bool first, const char *next, int64_t step) {
     vf acc[MR][NV];
     const float *ap[AP];
     DVM_UNROLL
@@ -275,10 +275,13 @@ DVM_INLINE void tile_f32(const int m, const int nv, int64_t k, const float *a, i
         for (int v = 0; v < nv; v++) acc[r][v] = vf_zero();
         if (r % 3 == 0) ap[r / 3] = a + r * ars;
     }
-    for (int64_t i = 0; i < k; i++, b += bs, next += step) {
+    for (int64_t i = 0; i < k; i++, b += bs) {
         vf bv[NV];
-        DVM_PREFETCH(next);
-        DVM_PREFETCH(next + 64);
+        if (ahead) {
+            DVM_PREFETCH(next);
+            DVM_PREFETCH(next + 64);
+            next += step;
+        }
         DVM_UNROLL
         for (int v = 0; v < nv; v++) bv[v] = vf_load(b + v * W);
         DVM_UNROLL
@@ -325,15 +328,20 @@ DVM_INLINE void tile_f32(const int m, const int nv, int64_t k, const float *a, i
 static void gemm_f32(int m, int n, int64_t k, const float *a, int64_t ars, int64_t acs,
                      const float *b, int64_t bs, float *c, int64_t ldc, bool first,
                      const char *next, int64_t step) {
-#define WHOLE(m_) tile_f32(m_, NV, k, a, ars, acs, b, bs, c, ldc, first, next, step)
-#define HALF(m_) tile_f32(m_, (NV + 1) / 2, k, a, ars, acs, b, bs, c, ldc, first, next, step)
-    if (n > (NV + 1) / 2 * W) {
+#define WHOLE(m_) tile_f32(m_, NV, true, k, a, ars, acs, b, bs, c, ldc, first, next, step)
+#define HALF(m_) tile_f32(m_, (NV + 1) / 2, true, k, a, ars, acs, b, bs, c, ldc, first, next, step)
+#define STAY(m_) tile_f32(m_, NV, false, k, a, ars, acs, b, bs, c, ldc, first, next, step)
+    if (!next) {
+        for (; m >= MR; m -= MR, a += MR * ars, c += MR * ldc) STAY(MR);
+        switch (m) { TILE_CASES(STAY) }
+    } else if (n > (NV + 1) / 2 * W) {
         switch (m) { TILE_CASES(WHOLE) }
     } else {
         switch (m) { TILE_CASES(HALF) }
     }
 #undef WHOLE
 #undef HALF
+#undef STAY
 }
 
 #if defined(__AVX512F__)
@@ -493,6 +501,11 @@ DVM_INLINE void widen_row(float *d, const char *s, dvm_dtype t, int64_t n) {
     if (j < n) vf_store_part(d + j, vf_load_part(s + j * size_of(t), t, n - j), n - j);
 }
 
+DVM_INLINE void clear_row(float *d, int64_t n) {
+    for (; n >= W; n -= W, d += W) vf_store(d, vf_zero());
+    for (; n > 0; n--) *d++ = 0;
+}
+
 DVM_INLINE void rows_contig(float *d, int64_t pitch, int64_t w, int64_t strip, bool pad,
                             const struct dvm_k_block *s, dvm_dtype t) {
     for (int64_t i = 0; i < s->rows; i++) {
@@ -508,8 +521,7 @@ DVM_INLINE void rows_contig(float *d, int64_t pitch, int64_t w, int64_t strip, b
         }
         if (j == s->cols) continue;
         widen_row(row, p, t, s->cols - j);
-        if (pad)
-            for (int64_t l = s->cols - j; l < w; l++) row[l] = 0;
+        if (pad) clear_row(row + s->cols - j, w - (s->cols - j));
     }
 }
 
@@ -723,8 +735,9 @@ static void unpair(float *DVM_RESTRICT d, const uint32_t *DVM_RESTRICT s, int64_
 /* KU rows of B at a time, two vectors of each: sums stay in tmp, in the first-level cache, across the rows of a block.
  * What the next KU rows hold there is prefetched: a processor sees eight short streams, not one long one. */
 enum { KU = 8 };
-DVM_INLINE void n1_part(int m, const int ku, const int nv, const float *a, const char *p,
-                        int64_t rs, bool first, float *tmp, int64_t n, int64_t have, dvm_dtype t) {
+DVM_INLINE void n1_part(int m, const int ku, const int nv, const float *a, int64_t ars,
+                        const char *p, int64_t rs, bool first, float *tmp, int64_t n, int64_t have,
+                        dvm_dtype t) {
     vf x[KU][2];
     DVM_UNROLL
     for (int u = 0; u < ku; u++) {
@@ -734,7 +747,7 @@ DVM_INLINE void n1_part(int m, const int ku, const int nv, const float *a, const
             x[u][v] = have >= (v + 1) * W ? vf_load_t(q, t) : vf_load_part(q, t, have - v * W);
         }
     }
-    for (int r = 0; r < m; r++, a += KC, tmp += n) {
+    for (int r = 0; r < m; r++, a += ars, tmp += n) {
         DVM_UNROLL
         for (int v = 0; v < nv; v++) {
             bool whole = have >= (v + 1) * W;
@@ -754,8 +767,8 @@ DVM_INLINE void n1_part(int m, const int ku, const int nv, const float *a, const
         }
     }
 }
-DVM_INLINE void n1_rows(int m, const int ku, const float *a, const struct dvm_k_block *b, int64_t k,
-                        float *tmp, dvm_dtype t) {
+DVM_INLINE void n1_rows(int m, const int ku, const float *a, int64_t ars,
+                        const struct dvm_k_block *b, int64_t k, float *tmp, dvm_dtype t) {
     int64_t n = b->cols, sz = size_of(t), j = 0;
     const char *p = b->p + k * b->rs;
     for (; j + 2 * W <= n; j += 2 * W) {
@@ -763,15 +776,16 @@ DVM_INLINE void n1_rows(int m, const int ku, const float *a, const struct dvm_k_
         for (int u = 0; u < ku; u++)
             for (int line = 0; line < 2 * W * sz; line += 64)
                 DVM_PREFETCH(p + (u + ku) * b->rs + j * sz + line);
-        n1_part(m, ku, 2, a + k, p + j * sz, b->rs, k == 0, tmp + j, n, 2 * W, t);
+        n1_part(m, ku, 2, a + k, ars, p + j * sz, b->rs, k == 0, tmp + j, n, 2 * W, t);
     }
-    for (; j < n; j += W) n1_part(m, ku, 1, a + k, p + j * sz, b->rs, k == 0, tmp + j, n, n - j, t);
+    for (; j < n; j += W)
+        n1_part(m, ku, 1, a + k, ars, p + j * sz, b->rs, k == 0, tmp + j, n, n - j, t);
 }
-DVM_INLINE void n1_block(int m, const float *a, const struct dvm_k_block *b, float *tmp,
-                         dvm_dtype t) {
+DVM_INLINE void n1_block(int m, const float *a, int64_t ars, const struct dvm_k_block *b,
+                         float *tmp, dvm_dtype t) {
     int64_t k = 0;
-    for (; k + KU <= b->rows; k += KU) n1_rows(m, KU, a, b, k, tmp, t);
-    for (; k < b->rows; k++) n1_rows(m, 1, a, b, k, tmp, t);
+    for (; k + KU <= b->rows; k += KU) n1_rows(m, KU, a, ars, b, k, tmp, t);
+    for (; k < b->rows; k++) n1_rows(m, 1, a, ars, b, k, tmp, t);
 }
 static void add_row(float *c, const float *tmp, int64_t n, bool first) {
     int64_t j = 0;
@@ -782,12 +796,12 @@ static void add_row(float *c, const float *tmp, int64_t n, bool first) {
     for (; j + W <= n; j += W) vf_store(c + j, vf_add(vf_load(c + j), vf_load(tmp + j)));
     for (; j < n; j++) c[j] += tmp[j];
 }
-static void stream_n1(int m, const float *a, const struct dvm_k_block *b, float *c, int64_t ldc,
-                      float *tmp, bool first) {
+static void stream_n1(int m, const float *a, int64_t ars, const struct dvm_k_block *b, float *c,
+                      int64_t ldc, float *tmp, bool first) {
     switch (b->t) {
-    case DVM_F32: n1_block(m, a, b, tmp, DVM_F32); break;
-    case DVM_BF16: n1_block(m, a, b, tmp, DVM_BF16); break;
-    default: n1_block(m, a, b, tmp, DVM_F16); break;
+    case DVM_F32: n1_block(m, a, ars, b, tmp, DVM_F32); break;
+    case DVM_BF16: n1_block(m, a, ars, b, tmp, DVM_BF16); break;
+    default: n1_block(m, a, ars, b, tmp, DVM_F16); break;
     }
     for (int r = 0; r < m; r++) add_row(c + r * ldc, tmp + r * b->cols, b->cols, first);
 }
@@ -796,12 +810,12 @@ static void stream_n1(int m, const float *a, const struct dvm_k_block *b, float 
 enum {
     AHEAD = 512
 }; /* bytes: each column is a stream, and there are too many of them for the processor to see */
-DVM_INLINE void k1_fma(const int m, const float *a, vf v, vf acc[4]) {
+DVM_INLINE void k1_fma(const int m, const float *a, int64_t ars, vf v, vf acc[4]) {
     DVM_UNROLL
-    for (int r = 0; r < m; r++) acc[r] = vf_fma(vf_set1(a[r * KC]), v, acc[r]);
+    for (int r = 0; r < m; r++) acc[r] = vf_fma(vf_set1(a[r * ars]), v, acc[r]);
 }
-DVM_INLINE void k1_whole(const int m, const float *a, const char *p, int64_t cs, vf acc[4],
-                         dvm_dtype t) {
+DVM_INLINE void k1_whole(const int m, const float *a, int64_t ars, const char *p, int64_t cs,
+                         vf acc[4], dvm_dtype t) {
     vu x[W];
     DVM_UNROLL
     for (int l = 0; l < W; l++) {
@@ -813,35 +827,35 @@ DVM_INLINE void k1_whole(const int m, const float *a, const char *p, int64_t cs,
     DVM_UNROLL
     for (int u = 0; u < W; u++) {
         if (t == DVM_BF16) {
-            k1_fma(m, a + 2 * u, vf_of(vu_low(x[u])), acc);
-            k1_fma(m, a + 2 * u + 1, vf_of(vu_high(x[u])), acc);
+            k1_fma(m, a + 2 * u, ars, vf_of(vu_low(x[u])), acc);
+            k1_fma(m, a + 2 * u + 1, ars, vf_of(vu_high(x[u])), acc);
         } else {
-            k1_fma(m, a + u, vf_of(x[u]), acc);
+            k1_fma(m, a + u, ars, vf_of(x[u]), acc);
         }
     }
 }
 /* Fewer than W columns or elements: through a buffer; columns beyond the last are the last again. */
-DVM_INLINE void k1_part(const int m, const float *a, const char *p, int64_t cs, int64_t have,
-                        int64_t kw, vf acc[4], dvm_dtype t) {
+DVM_INLINE void k1_part(const int m, const float *a, int64_t ars, const char *p, int64_t cs,
+                        int64_t have, int64_t kw, vf acc[4], dvm_dtype t) {
     uint32_t x[W * W], y[W * W];
     for (int64_t l = 0; l < W; l++) {
         const char *q = p + DVM_MIN(l, have - 1) * cs;
         vu_store(x + l * W, vu_of(kw == W ? vf_load_t(q, t) : vf_load_part(q, t, kw)));
     }
     transpose_block(y, W, x, W);
-    for (int64_t u = 0; u < kw; u++) k1_fma(m, a + u, vf_of(vu_load(y + u * W)), acc);
+    for (int64_t u = 0; u < kw; u++) k1_fma(m, a + u, ars, vf_of(vu_load(y + u * W)), acc);
 }
-DVM_INLINE void k1_group(const int m, const float *a, const struct dvm_k_block *b, int64_t j,
-                         float *c, int64_t ldc, bool first, dvm_dtype t) {
+DVM_INLINE void k1_group(const int m, const float *a, int64_t ars, const struct dvm_k_block *b,
+                         int64_t j, float *c, int64_t ldc, bool first, dvm_dtype t) {
     int64_t have = DVM_MIN(b->cols - j, W), step = t == DVM_BF16 ? 2 * W : W, k = 0;
     vf acc[4];
     for (int r = 0; r < m; r++) acc[r] = vf_zero();
     const char *p = b->p + j * b->cs;
     if (have == W)
         for (; k + step <= b->rows; k += step)
-            k1_whole(m, a + k, p + k * size_of(t), b->cs, acc, t);
+            k1_whole(m, a + k, ars, p + k * size_of(t), b->cs, acc, t);
     for (; k < b->rows; k += W)
-        k1_part(m, a + k, p + k * size_of(t), b->cs, have, DVM_MIN(b->rows - k, W), acc, t);
+        k1_part(m, a + k, ars, p + k * size_of(t), b->cs, have, DVM_MIN(b->rows - k, W), acc, t);
     for (int r = 0; r < m; r++) {
         float *at = c + r * ldc + j, old[W] = {0};
         if (!first) memcpy(old, at, (size_t)have * 4);
@@ -849,18 +863,18 @@ DVM_INLINE void k1_group(const int m, const float *a, const struct dvm_k_block *
         vf_store_part(at, acc[r], have);
     }
 }
-DVM_INLINE void k1_block(const int m, const float *a, const struct dvm_k_block *b, float *c,
-                         int64_t ldc, bool first, dvm_dtype t) {
-    for (int64_t j = 0; j < b->cols; j += W) k1_group(m, a, b, j, c, ldc, first, t);
+DVM_INLINE void k1_block(const int m, const float *a, int64_t ars, const struct dvm_k_block *b,
+                         float *c, int64_t ldc, bool first, dvm_dtype t) {
+    for (int64_t j = 0; j < b->cols; j += W) k1_group(m, a, ars, b, j, c, ldc, first, t);
 }
 /* Four, two or one row in a pass: B is in the first-level cache after the first. */
-#define K1_TYPES(m_)                                                  \
-    (b->t == DVM_F32    ? k1_block(m_, a, b, c, ldc, first, DVM_F32)  \
-     : b->t == DVM_BF16 ? k1_block(m_, a, b, c, ldc, first, DVM_BF16) \
-                        : k1_block(m_, a, b, c, ldc, first, DVM_F16))
-static void stream_k1(int m, const float *a, const struct dvm_k_block *b, float *c, int64_t ldc,
-                      bool first) {
-    for (int h; m > 0; m -= h, a += h * KC, c += h * ldc) {
+#define K1_TYPES(m_)                                                       \
+    (b->t == DVM_F32    ? k1_block(m_, a, ars, b, c, ldc, first, DVM_F32)  \
+     : b->t == DVM_BF16 ? k1_block(m_, a, ars, b, c, ldc, first, DVM_BF16) \
+                        : k1_block(m_, a, ars, b, c, ldc, first, DVM_F16))
+static void stream_k1(int m, const float *a, int64_t ars, const struct dvm_k_block *b, float *c,
+                      int64_t ldc, bool first) {
+    for (int h; m > 0; m -= h, a += h * ars, c += h * ldc) {
         h = m >= 4 ? 4 : m >= 2 ? 2 : 1;
         if (h == 4)
             K1_TYPES(4);
