@@ -40,6 +40,9 @@ allow_gradients()
 
 _serial = itertools.count()
 
+# Called with the record and the program of every graph that is compiled.
+watchers: list[Callable[[stats.GraphRecord, Program], None]] = []
+
 
 class Backend:
     """Callable by torch.compile; see Options for what `options` may hold."""
@@ -216,6 +219,8 @@ def _record(
     )
     record.dvm_seconds = time.perf_counter() - begun
     stats.record(record)
+    for watch in watchers:
+        watch(record, program)
 
 
 def _programs(call: Callable) -> Callable[[], list[Any]]:
