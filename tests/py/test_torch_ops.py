@@ -558,3 +558,55 @@ def test_the_table_of_operators_lists_every_row():
 
     listed = {line.split(" | ")[0] for line in optable.TABLE.read_text().splitlines()}
     assert listed >= set(ROWS)
+
+
+EMPTY = {
+    "empty": lambda x: torch.empty(x.shape, dtype=x.dtype),
+    "empty_like": torch.empty_like,
+    "empty_like_kept": lambda x: torch.empty_like(x, memory_format=torch.preserve_format),
+    "new_empty": lambda x: x.new_empty(x.shape),
+    "new_empty_strided": lambda x: x.new_empty_strided(x.shape, (1, x.shape[0])),
+}
+
+
+@pytest.mark.parametrize("dtype", (F32, BF16, torch.int64))
+@pytest.mark.parametrize("dynamic", (False, True))
+@pytest.mark.parametrize("name", EMPTY)
+def test_uninitialized_memory(name, dynamic, dtype):
+    """Overwritten in the kernel, it is no operator of torch; read as it is, it holds anything."""
+    x = floats(F32, 6, 4).to(dtype).t()
+    agree(lambda x: aten.copy(EMPTY[name](x), x) + 1, x, dynamic=dynamic)
+    part = lambda x: aten.slice_scatter(EMPTY[name](x), x, 0, 0, x.shape[0]) * 2
+    agree(part, x, dynamic=dynamic)
+    low, want = lowered(EMPTY[name], x, dynamic=dynamic), EMPTY[name](x)
+    got = low(x)
+    assert not low.fallbacks and (got.dtype, got.shape) == (want.dtype, want.shape)
+    assert got.stride() == want.stride()
+
+
+@pytest.mark.parametrize("name", EMPTY)
+def test_uninitialized_memory_compares_with_itself(name):
+    """Option check compares kernels with torch, whose memory holds other numbers."""
+    f = torch.compile(lambda x: (EMPTY[name](x), x * 2), backend="dvm", options={"check": True})
+    x = floats(F32, 4, 6)
+    torch.empty(24).fill_(math.nan)  # what an allocation may bring back
+    assert torch.equal(f(x)[1], x * 2)
+    torch._dynamo.reset()
+
+
+def test_uninitialized_memory_that_torch_fills():
+    torch.use_deterministic_algorithms(True)
+    try:
+        low = lowered(torch.empty_like, torch.ones(3))
+        assert [op for op, _ in low.fallbacks] == ["aten.empty_like.default"]
+        assert low(torch.ones(3)).isnan().all()
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.parametrize("strides", ((0, 1), (5, 1), (1, 3), (1, 1)))
+def test_uninitialized_memory_that_overlaps(strides):
+    x = torch.ones(3)
+    low = lowered(lambda x: x.new_empty_strided((4, 6), strides), x)
+    assert low(x).stride() == strides
+    assert list(low.fallbacks) == [("aten.new_empty_strided.default", "elements that share memory")]

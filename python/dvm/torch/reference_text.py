@@ -34,6 +34,13 @@ from torch import device
 
 
 EMPTY = "aten.empty.memory_format"
+# Whose values kernels make 0, so that comparing has something to compare with.
+ZEROED = {
+    EMPTY: "aten.zeros.default",
+    "aten.empty_like.default": "aten.zeros_like.default",
+    "aten.new_empty.default": "aten.new_zeros.default",
+    "aten.new_empty_strided.default": "aten.new_zeros.default",
+}
 
 
 class NoText(ValueError):
@@ -58,9 +65,14 @@ def reference_text(
     for node in nodes:
         if node in known:
             continue
-        args = [_text(a, known, sizes, print_) for a in node.args]
-        args += [f"{k}={_text(v, known, sizes, print_)}" for k, v in node.kwargs.items()]
-        op = "operator.getitem" if is_getitem(node) else f"torch.ops.{node.target}"
+        target, kwargs = str(node.target), node.kwargs
+        if target in ZEROED:  # in whatever order of strides
+            kwargs = {k: v for k, v in kwargs.items() if k != "memory_format"}
+        positional = node.args[:2] if target == "aten.new_empty_strided.default" else node.args
+        args = [_text(a, known, sizes, print_) for a in positional]
+        args += [f"{k}={_text(v, known, sizes, print_)}" for k, v in kwargs.items()]
+        target = ZEROED.get(target, target)
+        op = "operator.getitem" if is_getitem(node) else f"torch.ops.{target}"
         lines.append(f"    {node.name} = {op}({', '.join(args)})\n")
         known[node] = node.name
     parameters = ", ".join([*(name for name, _ in scalars), *(n.name for n in loads)])

@@ -15,7 +15,7 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from .fx import COMPUTE, Emitter, Scalar, Unsupported, Val, row
 from .rows_point import choose
-from .symbols import same_shape
+from .symbols import hint, same_shape
 
 # ------------------------------------------------------------------------------- builder calls
 
@@ -439,6 +439,24 @@ def full_(e: Emitter, first: Any, *args: Any, **kwargs: Any) -> Val:
 @row("zeros.default", "zeros_like.default", "new_zeros.default")
 def zeros(e: Emitter, *args: Any, **kwargs: Any) -> Val:
     return filled(e, 0)
+
+
+@row("empty.memory_format", "empty_like.default", "new_empty.default")
+def empty(e: Emitter, *args: Any, **kwargs: Any) -> Val:
+    """Any value will do. What is overwritten inside the kernel, as nearly always, costs nothing."""
+    if torch.are_deterministic_algorithms_enabled():
+        raise Unsupported("torch fills uninitialized memory when it is to be deterministic")
+    return filled(e, 0)
+
+
+@row("new_empty_strided.default")
+def empty_strided(e: Emitter, *args: Any, **kwargs: Any) -> Val:
+    extent = 1
+    for step, n in sorted(zip(map(hint, e.out.stride()), map(hint, e.out.shape), strict=True)):
+        if n > 1 and step < extent:
+            raise Unsupported("elements that share memory")
+        extent += step * max(n - 1, 0)
+    return empty(e)
 
 
 @row("ones.default", "ones_like.default", "new_ones.default")
