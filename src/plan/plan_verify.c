@@ -219,6 +219,24 @@ static dvm_status check_pack(const struct check *c) {
     return tiles == 1 ? DVM_OK : bad(c, "a phase that makes a factor writes it once");
 }
 
+/* Scratch that is read was written by an earlier phase. */
+static bool is_written(const struct check *c, const struct dvm_bind *b) {
+    for (const struct dvm_phase *f = c->k->phase; f != c->f; f++) {
+        const struct dvm_strip *s = &c->p->strip[f->strip];
+        for (int o = 0; o < f->nbind; o++) {
+            const int role = s->opnd[o].role;
+            const bool out = role == DVM_ROLE_STORE || role == DVM_ROLE_FOLD;
+            if (out && f->bind[o].src == DVM_SRC_SCRATCH && f->bind[o].offset == b->offset)
+                return true;
+        }
+    }
+    return false;
+}
+
+static bool reads_scratch(const struct dvm_bind *b, const struct dvm_opnd *d) {
+    return b->src == DVM_SRC_SCRATCH && (d->role == DVM_ROLE_LOAD || d->role == DVM_ROLE_PICK);
+}
+
 static dvm_status check_phase(struct check *c) {
     const struct dvm_phase *f = c->f;
     if (f->kind > DVM_PHASE_PACK_B) return bad(c, "phase kind %u is none", f->kind);
@@ -242,6 +260,8 @@ static dvm_status check_phase(struct check *c) {
         DVM_TRY(check_place(c, &f->bind[o], &s->opnd[o]));
         DVM_TRY(check_kind(c, &f->bind[o], &s->opnd[o]));
         DVM_TRY(check_inside(c, &f->bind[o], &s->opnd[o]));
+        if (reads_scratch(&f->bind[o], &s->opnd[o]) && !is_written(c, &f->bind[o]))
+            return bad(c, "scratch that no earlier phase writes");
     }
     return DVM_OK;
 }

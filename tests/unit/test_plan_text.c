@@ -195,6 +195,8 @@ static void test_structure(void **state) {
            "t:9:5: plan kernel 0, phase 0, operand o1: touches bytes -4 to 4 of 0 to 64");
     broken("o1: scratch [4, 0]", "o1: scratch + 2 [4, 0]",
            "t:9:5: plan kernel 0, phase 0, operand o1: not aligned to elements of 4 bytes");
+    broken("    o0: scratch [4, 0]", "    o0: scratch + 16 [4, 0]",
+           "t:11:5: plan kernel 0, phase 1, operand o0: scratch that no earlier phase writes");
     broken("o1: output 0 [32, 4]", "o1: output 1 [32, 4]",
            "t:12:5: plan kernel 0, phase 1, operand o1: output 1 of 1");
     broken("o1: output 0 [32, 4]", "o1: input 1 [32, 4]",
