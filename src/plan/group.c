@@ -480,10 +480,7 @@ static dvm_status learn_cut(struct planner *p) {
     const struct group *g = p->group.p[p->split_group];
     const struct cut cut = {g->first, g->shape, p->split_axis, p->split_at};
     dvm_plan_go_back(p, cut.first);
-    struct dvm_arena *grouping = p->a;
-    p->a = p->keep;
-    struct cut *c = PUSH(p, p->cut);
-    p->a = grouping;
+    struct cut *c = PUSH_KEPT(p, p->cut);
     if (!c) return DVM_ERR_NOMEM;
     *c = cut;
     return DVM_OK;

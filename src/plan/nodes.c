@@ -18,6 +18,14 @@ bool dvm_plan_grow(struct planner *p, void **q, uint32_t *cap, uint32_t want, si
     return true;
 }
 
+bool dvm_plan_grow_kept(struct planner *p, void **q, uint32_t *cap, uint32_t want, size_t elem) {
+    struct dvm_arena *current = p->a;
+    p->a = p->keep;
+    const bool grown = dvm_plan_grow(p, q, cap, want, elem);
+    p->a = current;
+    return grown;
+}
+
 static bool same_shape(const struct dvm_shape *a, const struct dvm_shape *b) {
     if (a->rank != b->rank) return false;
     for (int i = 0; i < a->rank; i++)
@@ -28,11 +36,8 @@ static bool same_shape(const struct dvm_shape *a, const struct dvm_shape *b) {
 int32_t dvm_plan_shape(struct planner *p, const struct dvm_shape *s) {
     for (uint32_t i = p->shape.n; i-- > 0;)
         if (same_shape(&p->shape.p[i], s)) return (int32_t)i;
-    struct dvm_arena *current = p->a;
-    p->a = p->keep;
-    struct dvm_shape *q = PUSH(p, p->shape);
-    int64_t *n = PUSH(p, p->numel);
-    p->a = current;
+    struct dvm_shape *q = PUSH_KEPT(p, p->shape);
+    int64_t *n = PUSH_KEPT(p, p->numel);
     if (!q || !n) return -1;
     *q = *s;
     *n = 1;

@@ -232,12 +232,15 @@ struct planner {
     bool cut_full;    /* a kernel was cut because its strip was full */
 };
 
-/* arena growth of a DVM_VEC; false (p->st set) without memory */
+/* arena growth of a DVM_VEC, the second in the arena that going back leaves alone; false (p->st set) without memory */
 bool dvm_plan_grow(struct planner *p, void **q, uint32_t *cap, uint32_t want, size_t elem);
-#define PUSH(p, v)                                                                              \
-    ((v).n < (v).cap || dvm_plan_grow((p), (void **)&(v).p, &(v).cap, (v).n + 1, sizeof *(v).p) \
-         ? &(v).p[(v).n++]                                                                      \
+bool dvm_plan_grow_kept(struct planner *p, void **q, uint32_t *cap, uint32_t want, size_t elem);
+#define PUSH_BY(grow, p, v)                                                            \
+    ((v).n < (v).cap || grow((p), (void **)&(v).p, &(v).cap, (v).n + 1, sizeof *(v).p) \
+         ? &(v).p[(v).n++]                                                             \
          : NULL)
+#define PUSH(p, v) PUSH_BY(dvm_plan_grow, p, v)
+#define PUSH_KEPT(p, v) PUSH_BY(dvm_plan_grow_kept, p, v)
 
 dvm_status dvm_plan_nodes(struct planner *p);                         /* nodes.c */
 dvm_status dvm_plan_args(struct planner *p);                          /* args.c */

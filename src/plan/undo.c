@@ -65,10 +65,7 @@ bool dvm_plan_mark(struct planner *p, uint32_t i) {
         p->mark[i] = p->marks.n - 1;
         return true;
     }
-    struct dvm_arena *current = p->a;
-    p->a = p->keep;
-    struct mark *m = PUSH(p, p->marks);
-    p->a = current;
+    struct mark *m = PUSH_KEPT(p, p->marks);
     if (!m) return false;
     p->mark[i] = p->marks.n - 1;
     NOTE(m->buffer, p->buffer);
