@@ -254,11 +254,16 @@ static bool print_verdict(const struct session *s, int i, const struct oracle_ve
     }
     if (quiet) return true;
     printf("  check  out %d: ok, ", i);
-    if (is_float)
+    if (is_float) {
         printf("max error %.3g ulp, %.2g relative, %.0f%% of the bound", v->ulp, v->rel,
                v->part * 100);
-    else
+        if (v->ulp > 0) {
+            printf(", largest at ");
+            print_index(&s->out[i], v->at);
+        }
+    } else {
         printf("equal");
+    }
     if (v->undecided) printf(", %lld of %lld undecided", (long long)v->undecided, (long long)v->n);
     printf("\n");
     return true;

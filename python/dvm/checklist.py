@@ -38,8 +38,11 @@ EFFECTS = {
     "DVM_JIT": "0 turns machine code off",
     "DVM_NUM_THREADS": "threads of a kernel",
     "DVM_OPENMP": "0 keeps kernels off torch's OpenMP runtime",
-    "DVM_PERF": "names machine code for the profiler perf",
+    "DVM_PERF": "1 names machine code for the profiler perf",
+    "DVM_GDB": "1 names machine code for the debugger gdb",
     "DVM_ARCH": "CUDA architecture of emitted code",
+    "DVM_CACHE": "1 keeps compiled programs on disk, for later processes",
+    "DVM_CACHE_BYTES": "bytes of the cache folder, above which the oldest entries go",
     "DVM_CACHE_DIR": "folder of compiled programs",
     "DVM_DEBUG_DIR": "folder of generated code",
     "DVM_DISABLE_OPS": "ATen ops left to torch",
@@ -59,10 +62,12 @@ EFFECTS = {
     "HCCL_EXEC_TIMEOUT": "seconds for a collective in the training example",
 }
 
-# Of ./dev and the tests.
+# Of ./dev, the tests and the benchmarks.
 EFFECTS |= dict.fromkeys(
     ("DVM_BUILD", "DVM_JOBS", "DVM_MESON_ARGS", "DVM_PYTHON", "DVM_VENV", "DVM_TORCH_VERSION",
-     "DVM_FUZZ_SECONDS", "DVM_TEST_TIMEOUT", "DVM_TEST_LINES", "DVM_EMU"),
+     "DVM_FUZZ_SECONDS", "DVM_TEST_TIMEOUT", "DVM_UNIT_TIMEOUT", "DVM_TEST_LINES", "DVM_LINT_LINES",
+     "DVM_EMU", "DVM_DEVICE", "DVM_SEED", "DVM_CASES", "DVM_JIT_SEED", "DVM_JIT_PROGRAMS",
+     "DVM_OPINFO_SEED", "DVM_OPINFO_SAMPLES", "DVM_RECORD_OPS", "DVM_DEMO_LACKS"),
     "for ./dev only",
 )  # fmt: skip
 

@@ -2,8 +2,10 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from dvm import doctor
@@ -97,3 +99,21 @@ def test_a_missing_extension_is_told(tmp_path):
 def test_importing_is_light():
     code = "import dvm, sys; print('torch' in sys.modules, 'numpy' in sys.modules)"
     assert python("-c", code).stdout.split() == ["False", "False"]
+
+
+def test_every_variable_that_is_read_is_known():
+    """doctor takes a DVM_ name that it does not know for a mistake."""
+    from dvm.checklist import EFFECTS
+
+    root = Path(__file__).parents[2]
+    reads = re.compile(
+        r"""(?:\$\{?|getenv\("|wanted\("|environ[^"\n]*"|setenv\("|_(?:names|flag)\([^\n]*?")(DVM_[A-Z_]+)"""
+    )
+    found = set()
+    for folder in ("dev", "tools", "tests", "bench", "examples", "python", "src", "cli"):
+        path = root / folder
+        for file in [path] if path.is_file() else path.rglob("*"):
+            if file.is_file() and file.suffix in ("", ".sh", ".py", ".c", ".h"):
+                found |= set(reads.findall(file.read_text(errors="replace")))
+    assert {"DVM_ISA", "DVM_CACHE", "DVM_JOBS", "DVM_GDB"} <= found
+    assert found <= set(EFFECTS), found - set(EFFECTS)

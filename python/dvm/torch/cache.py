@@ -183,7 +183,7 @@ def opened(data: bytes) -> dict:
 
 def _trim(path: Path) -> None:
     """Removes what was not used for longest when there is more than the limit."""
-    limit = int(os.environ.get("DVM_CACHE_BYTES", LIMIT))
+    limit = _limit()
     with os.scandir(path) as found:
         files = [(e.stat(), e.path) for e in found if e.name.endswith(SUFFIX)]
     total = sum(s.st_size for s, _ in files)
@@ -192,6 +192,13 @@ def _trim(path: Path) -> None:
             return
         os.unlink(name)
         total -= s.st_size
+
+
+def _limit() -> int:
+    text = os.environ.get("DVM_CACHE_BYTES", "")
+    if text and not text.isdecimal():
+        stats.log.warning("DVM_CACHE_BYTES=%s is no number of bytes: %d holds", text, LIMIT)
+    return int(text) if text.isdecimal() else LIMIT
 
 
 # What reading data that someone else wrote may raise.
