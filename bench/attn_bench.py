@@ -1,29 +1,37 @@
 """Attention beside torch's CPU flash attention: `./dev exec python bench/attn_bench.py [NAME...]`.
 
-Each line is one shape: milliseconds of DVM and of scaled_dot_product_attention, the smallest of
-some rounds that alternate between the two, and their ratio (above 1: DVM is faster). GF counts
-2 Nq nnz (D + D2) forward and 2 Nq nnz (3 D + 2 D2) backward, visible pairs only.
+Each line is one shape: milliseconds of DVM and of the peer, the smallest of some rounds that alternate between
+the two, their ratio (above 1: DVM is faster) and its bar. GF counts 2 Nq nnz (D + D2) forward and
+2 Nq nnz (3 D + 2 D2) backward, visible pairs only. At the end every row that misses its bar is told.
 
-    full, causal     B1 H8, S 512 to 4096, D 64 and 128, fp32 and bf16
-    window           W = 1024 against a dense mask, beside 0.7 S / 2W
-    packed           5000 short sequences: time by tokens
-    decode           one row against a long cache, 8 query heads a key head
-    flex             flex_attention forward beside Inductor's; windows also beside the built-in band
+    full, causal     B1 H8, S 512 to 4096, D 64 and 128, fp32 and bf16: 1.0 of torch
+    window           W = 1024 against a dense mask: 0.7 S / 2W
+    peak             forward, and backward alone, D 128 fp32: 0.6 and 0.5 of the core's multiply-adds
+    packed           5000 short sequences: a token takes at most 1.2 times what it does among 2500, both far
+                     beyond the cache; torch is called for each of 500
+    decode           few rows against a long cache
+    flex             a sliding window by flex_attention within 1.2 of the built-in one
+    inductor         flex_attention forward beside Inductor's (not run unless named)
+
+Rows run from cheap to dear until --limit seconds are over; what was left out is told too.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import dvm
 import dvm.ops
+import gemm_bench
 import torch
 import torch.nn.functional as F
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
-
+SLOW_BF16 = 5  # torch's backward of bf16, times its fp32, where there are no bf16 instructions
 
 ticks = time.thread_time  # of one thread: other load on the machine disturbs less
 
@@ -35,13 +43,13 @@ def clock(f: Callable[[], object]) -> float:
 
 
 def both(f: Callable[[], object], g: Callable[[], object], seconds: float) -> tuple[float, float]:
-    """Smallest times of two functions, taken in turns for about this long."""
+    """Smallest times of two functions, taken in turns for about this long; long ones once, without a first go."""
     best = [clock(f), clock(g)]
-    best = [clock(f), clock(g)]
-    end, rounds = time.perf_counter() + seconds, 0
-    while time.perf_counter() < end or rounds < 3:
+    if sum(best) < seconds:
+        best = [clock(f), clock(g)]
+    end = time.perf_counter() + seconds - sum(best)
+    while time.perf_counter() < end:
         best = [min(best[0], clock(f)), min(best[1], clock(g))]
-        rounds += 1
     return best[0], best[1]
 
 
@@ -54,14 +62,17 @@ def ours(q, k, v, backward, **kw):  # type: ignore[no-untyped-def]
         return dvm.ops.npu_fusion_attention(q, k, v, q.shape[1], "BNSD", **kw)
 
     def train():  # type: ignore[no-untyped-def]
-        o = forward()
-        back = {"scale_value" if n == "scale" else n: x for n, x in kw.items()}
-        dvm.ops.npu_fusion_attention_grad(
-            q, k, v, o[0], q.shape[1], "BNSD", softmax_max=o[1], softmax_sum=o[2],
-            attention_in=o[0], **back,
-        )  # fmt: skip
+        grad(q, k, v, forward(), **kw)
 
     return train if backward else forward
+
+
+def grad(q, k, v, o, **kw):  # type: ignore[no-untyped-def]
+    back = {"scale_value" if n == "scale" else n: x for n, x in kw.items()}
+    return dvm.ops.npu_fusion_attention_grad(
+        q, k, v, o[0], q.shape[1], "BNSD", softmax_max=o[1], softmax_sum=o[2], attention_in=o[0],
+        **back,
+    )  # fmt: skip
 
 
 def theirs(q, k, v, backward, **kw):  # type: ignore[no-untyped-def]
@@ -77,73 +88,145 @@ def theirs(q, k, v, backward, **kw):  # type: ignore[no-untyped-def]
     return train if backward else forward
 
 
-def line(name, a, b, flops=0.0, extra=""):  # type: ignore[no-untyped-def]
-    rate = f"{flops / a / 1e9:7.1f} GF" if flops else " " * 10
-    print(f"{name:44} {a * 1e3:9.2f} {b * 1e3:9.2f} ms  {b / a:6.2f}  {rate}  {extra}", flush=True)
+@dataclass
+class Row:
+    name: str
+    cost: float  # for the order: multiply-adds of both sides, about
+    bar: float
+    run: Callable[[float], tuple[float, float]]  # seconds -> times of DVM, of the peer
+    flops: float = 0.0
+    alone: bool = False  # for one thread only
+
+    def measure(self, seconds: float) -> float:
+        a, b = self.run(seconds)
+        rate = f"{self.flops / a / 1e9:7.1f} GF" if self.flops else " " * 10
+        ratio = b / a
+        bar = f"bar {self.bar:4.2f}{'' if ratio >= self.bar else '  missed'}" if self.bar else ""
+        print(
+            f"{self.name:44} {a * 1e3:9.2f} {b * 1e3:9.2f} ms  {ratio:6.2f}  {rate}  {bar}",
+            flush=True,
+        )
+        return ratio
 
 
-def dense(o: argparse.Namespace, causal: bool) -> None:
-    h = 8
-    for s in o.sizes:
+def dense(causal: bool) -> list[Row]:
+    rows, h = [], 8
+    for s in (512, 1024, 2048, 4096):
         for d in (64, 128):
-            for name in o.dtypes:
-                q, k, v = (normal(1, h, s, d, dtype=DTYPES[name]) for _ in range(3))
-                kw = {"scale": d**-0.5, "sparse_mode": 2 if causal else 0}
-                pairs = h * (s * (s + 1) // 2 if causal else s * s)
+            for name in DTYPES:
                 for back in (False, True):
-                    a, b = both(
-                        ours(q, k, v, back, **kw),
-                        theirs(q, k, v, back, is_causal=causal),
-                        o.seconds,
-                    )
-                    what = "fwd+bwd" if back else "fwd"
+                    pairs = h * (s * (s + 1) // 2 if causal else s * s)
+
+                    def run(seconds, s=s, d=d, name=name, back=back):  # type: ignore[no-untyped-def]
+                        q, k, v = (normal(1, h, s, d, dtype=DTYPES[name]) for _ in range(3))
+                        f = ours(q, k, v, back, scale=d**-0.5, sparse_mode=2 if causal else 0)
+                        return both(f, theirs(q, k, v, back, is_causal=causal), seconds)
+
                     flops = pairs * d * 2 * (7 if back else 2)
-                    label = f"{'causal' if causal else 'full'} S{s} D{d} {name} {what}"
-                    line(label, a, b, flops)
+                    slow = SLOW_BF16 if back and name == "bf16" else 1
+                    label = f"S{s} D{d} {name} {'fwd+bwd' if back else 'fwd'}"
+                    kind = "causal" if causal else "full"
+                    rows.append(Row(f"{kind} {label}", flops * (1 + slow), 1.0, run, flops))
+    return rows
 
 
-def window(o: argparse.Namespace) -> None:
-    w, h, d = 1024, o.heads, 64
+def window() -> list[Row]:
+    rows, w, h, d = [], 1024, 2, 64
     for s in (8192, 16384):
-        i = torch.arange(s)
-        seen = (i[None] <= i[:, None]) & (i[None] > i[:, None] - w)
-        q, k, v = (normal(1, h, s, d) for _ in range(3))
-        kw = {"scale": d**-0.5, "sparse_mode": 4, "pre_tockens": w - 1, "next_tockens": 0}
-        pairs = h * (w * (w + 1) // 2 + (s - w) * w)
         for back in (False, True):
-            a, b = both(ours(q, k, v, back, **kw), theirs(q, k, v, back, attn_mask=seen), o.seconds)
-            goal = f"goal {0.7 * s / (2 * w):.1f}"
-            flops = pairs * d * 2 * (7 if back else 2)
-            line(f"window S{s} W{w} H{h} D{d} {'fwd+bwd' if back else 'fwd'}", a, b, flops, goal)
+
+            def run(seconds, s=s, back=back):  # type: ignore[no-untyped-def]
+                i = torch.arange(s)
+                seen = (i[None] <= i[:, None]) & (i[None] > i[:, None] - w)
+                q, k, v = (normal(1, h, s, d) for _ in range(3))
+                kw = {"sparse_mode": 4, "pre_tockens": w - 1, "next_tockens": 0}
+                f = ours(q, k, v, back, scale=d**-0.5, **kw)
+                return both(f, theirs(q, k, v, back, attn_mask=seen), seconds)
+
+            each = d * 2 * (7 if back else 2)
+            flops = h * (w * (w + 1) // 2 + (s - w) * w) * each
+            label = f"window S{s} W{w} H{h} D{d} {'fwd+bwd' if back else 'fwd'}"
+            rows.append(Row(label, h * s * s * each, 0.7 * s / (2 * w), run, flops))
+    return rows
 
 
-def packed(o: argparse.Namespace) -> None:
-    """Time by tokens must not depend on how many sequences there are."""
-    for n in (500, 5000):
-        g = torch.Generator().manual_seed(0)
-        lengths = torch.randint(1, 32, (n,), generator=g)
-        ends = lengths.cumsum(0).tolist()
-        q, k, v = (normal(ends[-1], 8, 64) for _ in range(3))
-        kw = {"actual_seq_qlen": ends, "actual_seq_kvlen": ends, "sparse_mode": 3}
+def peak() -> list[Row]:
+    """The peer is the same count of multiply-adds in registers. One head: short enough for quiet
+    moments of a busy machine, which the peer's rate is from as well."""
+    lib = gemm_bench.load(os.environ.get("DVM_BUILD", "build"))
+    rows, h, d = [], 1, 128
+    for s in (1024, 2048):
+        for back in (False, True):
+            flops = h * s * s * d * 2 * (5 if back else 2)
 
-        def f(args=(q, k, v), kw=kw):  # type: ignore[no-untyped-def]
-            return dvm.ops.npu_fusion_attention(*args, 8, "TND", scale=0.125, **kw)
+            def run(seconds, s=s, back=back, flops=flops):  # type: ignore[no-untyped-def]
+                q, k, v = (normal(1, h, s, d) for _ in range(3))
+                f = ours(q, k, v, False, scale=d**-0.5)
+                o = f()
+                g = (lambda: grad(q, k, v, o, scale=d**-0.5)) if back else f
+                best, rate = clock(g), lib.gm_peak(gemm_bench.DTYPES["f32"][0])
+                end = time.perf_counter() + seconds
+                while time.perf_counter() < end:
+                    best = min(best, clock(g))
+                    rate = max(rate, lib.gm_peak(gemm_bench.DTYPES["f32"][0]))
+                return best, flops / rate
 
-        a, _ = both(f, f, o.seconds)
-        print(f"packed {n} sequences {a * 1e3:9.2f} ms  {a * 1e9 / ends[-1]:8.1f} ns a token")
+            label = f"peak S{s} H{h} D{d} fp32 {'bwd' if back else 'fwd'}"
+            rows.append(Row(label, flops * 2, 0.5 if back else 0.6, run, flops, alone=True))
+    return rows
 
 
-def decode(o: argparse.Namespace) -> None:
-    for s in (1024, 16384):
-        for name in o.dtypes:
-            q = normal(1, 32, 1, 128, dtype=DTYPES[name])
-            k, v = (normal(1, 4, s, 128, dtype=DTYPES[name]) for _ in range(2))
-            a, b = both(
-                ours(q, k, v, False, scale=0.09),
-                theirs(q, k, v, False, scale=0.09, enable_gqa=True),
-                o.seconds,
+def batch(n: int):  # type: ignore[no-untyped-def]
+    g = torch.Generator().manual_seed(0)
+    ends = torch.randint(1, 32, (n,), generator=g).cumsum(0).tolist()
+    q, k, v = (normal(ends[-1], 8, 64) for _ in range(3))
+    kw = {"actual_seq_qlen": ends, "actual_seq_kvlen": ends, "sparse_mode": 3, "scale": 0.125}
+    return lambda: dvm.ops.npu_fusion_attention(q, k, v, 8, "TND", **kw), ends, (q, k, v)
+
+
+def packed() -> list[Row]:
+    def tokens(seconds):  # type: ignore[no-untyped-def]
+        few, some, _ = batch(2500)
+        many, all_, _ = batch(5000)
+        a, b = both(many, few, seconds * 4)
+        print(f"{'':44} {a * 1e9 / all_[-1]:.0f} and {b * 1e9 / some[-1]:.0f} ns a token")
+        return a / all_[-1], b / some[-1]
+
+    def loop(seconds):  # type: ignore[no-untyped-def]
+        f, ends, (q, k, v) = batch(500)
+        starts = [0, *ends]
+
+        def torchs():  # type: ignore[no-untyped-def]
+            with torch.no_grad():
+                for i, e in enumerate(ends):
+                    at = slice(starts[i], e)
+                    a = (x[at].transpose(0, 1)[None] for x in (q, k, v))
+                    F.scaled_dot_product_attention(*a, is_causal=True)
+
+        return both(f, torchs, seconds)
+
+    return [
+        Row("packed 500 sequences, torch one by one", 1e9, 1.0, loop),
+        Row("packed 5000 sequences, a token beside 2500", 3e9, 1 / 1.2, tokens),
+    ]
+
+
+def decode() -> list[Row]:
+    rows = []
+    for h, g, m, s in ((8, 8, 1, 4096), (8, 8, 4, 4096), (8, 8, 16, 4096), (32, 4, 1, 16384)):
+        for name in DTYPES:
+
+            def run(seconds, h=h, g=g, m=m, s=s, name=name):  # type: ignore[no-untyped-def]
+                q = normal(1, h, m, 128, dtype=DTYPES[name])
+                k, v = (normal(1, g, s, 128, dtype=DTYPES[name]) for _ in range(2))
+                f = ours(q, k, v, False, scale=0.09)
+                return both(f, theirs(q, k, v, False, scale=0.09, enable_gqa=h != g), seconds)
+
+            flops = h * m * s * 128 * 4
+            rows.append(
+                Row(f"decode Sq{m} Skv{s} H{h}/{g} D128 {name}", flops * 4, 1.0, run, flops)
             )
-            line(f"decode Skv{s} H32/4 D128 {name}", a, b, 32 * s * 128 * 4)
+    return rows
 
 
 def window_mask(b, h, i, j):  # type: ignore[no-untyped-def]
@@ -162,66 +245,108 @@ def relative(s, b, h, i, j):  # type: ignore[no-untyped-def]
     return s + 0.01 * (j - i)
 
 
-# name: (score_mod, mask_mod, built-in attention of the same result or None)
-FLEX = {
-    "window": (None, window_mask, {"sparse_mode": 4, "pre_tockens": 1023, "next_tockens": 0}),
-    "window softcap": (softcap, window_mask, None),
-    "causal": (None, causal_mask, {"sparse_mode": 2}),
-    "causal relative": (relative, causal_mask, None),
-    "full softcap": (softcap, None, None),
-}
-
-
-def flex(o: argparse.Namespace) -> None:
+def compiled(backend, q, k, v, score, mask):  # type: ignore[no-untyped-def]
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
-    d = 64
-    for s in o.sizes:
-        for name, (score, mask, kw) in FLEX.items():
-            q, k, v = (normal(1, o.heads, s, d) for _ in range(3))
-            blocks = mask and create_block_mask(mask, None, None, s, s, device="cpu")
-            fs = []
-            for backend in ("dvm", "inductor"):
-                torch.compiler.reset()
-                f = torch.compile(flex_attention, backend=backend)
-                fs.append(lambda f=f: f(q, k, v, score_mod=score, block_mask=blocks))  # noqa: B023
-            built_in = ours(q, k, v, False, scale=d**-0.5, **(kw or {}))
-            a, b = both(*fs, o.seconds)
-            extra = ""
-            if kw:
-                _, c = both(fs[0], built_in, o.seconds)
-                extra = f"{a / c:.2f} of the built-in band"
-            line(f"flex {name} S{s} H{o.heads} D{d}", a, b, extra=extra)
+    s = q.shape[2]
+    blocks = mask and create_block_mask(mask, None, None, s, s, device="cpu")
+    torch.compiler.reset()
+    f = torch.compile(flex_attention, backend=backend)
+    f(q, k, v, score_mod=score, block_mask=blocks)
+    return lambda: f(q, k, v, score_mod=score, block_mask=blocks)
+
+
+def flex() -> list[Row]:
+    s, h, d = 8192, 2, 64
+
+    def run(seconds):  # type: ignore[no-untyped-def]
+        q, k, v = (normal(1, h, s, d) for _ in range(3))
+        kw = {"sparse_mode": 4, "pre_tockens": 1023, "next_tockens": 0}
+        built_in = ours(q, k, v, False, scale=d**-0.5, **kw)
+        return both(compiled("dvm", q, k, v, None, window_mask), built_in, seconds)
+
+    return [Row(f"flex window S{s} H{h} D{d}, the built-in", 2e10, 1 / 1.2, run)]
+
+
+def inductor() -> list[Row]:
+    rows, d = [], 64
+    functions = {
+        "window": (None, window_mask),
+        "window softcap": (softcap, window_mask),
+        "causal": (None, causal_mask),
+        "causal relative": (relative, causal_mask),
+        "full softcap": (softcap, None),
+    }
+    for s in (1024, 4096):
+        for name, (score, mask) in functions.items():
+
+            def run(seconds, s=s, score=score, mask=mask):  # type: ignore[no-untyped-def]
+                q, k, v = (normal(1, 2, s, d) for _ in range(3))
+                f, g = (compiled(b, q, k, v, score, mask) for b in ("dvm", "inductor"))
+                return both(f, g, seconds)
+
+            rows.append(Row(f"inductor {name} S{s} H2 D{d}", s * s * 512, 0.0, run))
+    return rows
 
 
 PARTS = {
-    "full": lambda o: dense(o, False),
-    "causal": lambda o: dense(o, True),
+    "full": lambda: dense(False),
+    "causal": lambda: dense(True),
     "window": window,
+    "peak": peak,
     "packed": packed,
     "decode": decode,
     "flex": flex,
+    "inductor": inductor,
 }
 
 
+def set_threads(n: int) -> None:
+    global ticks
+    ticks = time.thread_time if n == 1 else time.perf_counter
+    torch.set_num_threads(n)
+    dvm.set_num_threads(n)
+
+
 def main() -> None:
-    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    p.add_argument("parts", nargs="*", default=list(PARTS), help=" ".join(PARTS))
-    p.add_argument("--threads", type=int, default=1)
-    p.add_argument("--seconds", type=float, default=1.0, help="for each pair")
-    p.add_argument("--sizes", type=int, nargs="*", default=[512, 1024, 2048, 4096])
-    p.add_argument("--dtypes", nargs="*", default=list(DTYPES))
-    p.add_argument("--heads", type=int, default=2, help="of the window part")
+    p = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    p.add_argument("parts", nargs="*", help=" ".join(PARTS))
+    p.add_argument("--threads", type=int, nargs="*", default=[1, 2])
+    p.add_argument("--seconds", type=float, default=0.7, help="for each row")
+    p.add_argument("--limit", type=float, default=540, help="seconds for all")
+    p.add_argument("--match", default="", help="only rows with this in their name")
     o = p.parse_args()
-    if o.threads > 1:
-        global ticks
-        ticks = time.perf_counter
-    torch.set_num_threads(o.threads)
-    dvm.set_num_threads(o.threads)
     torch.manual_seed(0)
-    print(f"{dvm._dvm.default_context().device}, {o.threads} threads; dvm, torch, torch / dvm")
-    for part in o.parts:
-        PARTS[part](o)
+    theirs(
+        *(normal(1, 1, 32, 32) for _ in range(3)), True
+    )()  # the first use of autograd takes long
+    start = time.perf_counter()
+    print(f"{dvm._dvm.default_context().device}, torch {torch.__version__}")
+    rows = [r for part in o.parts or list(PARTS)[:-1] for r in PARTS[part]() if o.match in r.name]
+    jobs = [(n, r) for n in o.threads for r in rows if n == 1 or not r.alone]
+    jobs.sort(key=lambda j: j[1].cost)
+    missed, left, last = [], [], 0
+    for n, r in jobs:
+        if time.perf_counter() - start > o.limit:
+            left.append(f"{r.name}, threads {n}")
+            continue
+        set_threads(n)
+        if n != last:
+            print(f"-- threads {n}; dvm, peer, peer / dvm")
+            last = n
+        ratio = r.measure(o.seconds)
+        if ratio < r.bar:
+            missed.append(f"{r.name}, threads {n}: {ratio:.2f} of {r.bar:.2f}")
+    done = len(jobs) - len(left)
+    for title, names in (("missed", missed), ("not measured within the limit", left)):
+        if names:
+            print(f"\n{title}:", *names, sep="\n  ")
+    print(
+        f"\n{done - len(missed)} of {done} rows reach their bar, {len(missed)} miss it, "
+        f"{len(left)} not measured; {time.perf_counter() - start:.0f} s"
+    )
 
 
 if __name__ == "__main__":
