@@ -13,6 +13,7 @@ The names of torch's metadata differ between versions: whatever is unknown keeps
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -150,8 +151,9 @@ class Training:
     def _switch(self) -> None:
         if self._make is None or self._backward is None:
             return
-        made, self._make = self._make(self.forward, self._backward), None
-        self._call = made or self._call
+        make, self._make = self._make, None
+        with contextlib.suppress(AttributeError, ImportError):  # of another torch
+            self._call = make(self.forward, self._backward) or self._call
 
 
 class Parts(NamedTuple):
@@ -219,8 +221,9 @@ def _fits(backward: Half, parts: Parts, saved: int) -> bool:
 
 def _function(forward: Half, backward: Half, parts: Parts) -> Callable:
     from torch._dynamo import disable
-    from torch._functorch._aot_autograd.runtime_wrappers import coerce_to_expected_memory_format
+    from torch._functorch._aot_autograd import runtime_wrappers as torchs
 
+    laid_out = torchs.coerce_to_expected_memory_format
     fw, bw = forward.of_arguments(), backward.of_list()
     if parts.autocast:  # the graph has the casts; its operators shall not cast again
         fw, bw = _without_autocast(fw), _without_autocast(bw)
@@ -234,7 +237,7 @@ def _function(forward: Half, backward: Half, parts: Parts) -> Callable:
                     f"the gradient of result {i} is a {type(g).__name__}, and the graph was"
                     " compiled for a torch.Tensor: use result * 1 outside torch.compile"
                 )
-            known.append(coerce_to_expected_memory_format(g, layout))
+            known.append(laid_out(g, layout))
         return known
 
     class Compiled(torch.autograd.Function):
@@ -265,9 +268,9 @@ def _function(forward: Half, backward: Half, parts: Parts) -> Callable:
 
     if not parts.dynamic:
         return Compiled.apply
-    from torch._functorch._aot_autograd.runtime_wrappers import (
-        mark_dynamo_propagated_dynamic_indices as mark,
-    )
+    # The name until torch 2.12 is the second.
+    mark = getattr(torchs, "mark_dynamo_propagated_dynamic_indices", None)
+    mark = mark or torchs.maybe_mark_dynamic_helper
 
     def call(*args: Any) -> tuple[Any, ...]:
         results = Compiled.apply(*args)
