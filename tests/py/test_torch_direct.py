@@ -89,16 +89,24 @@ def test_other_graphs_keep_the_wrapper(made):
     assert not made
 
 
-def test_the_program_takes_the_place_of_dynamos_function():
-    def f(x):
-        return torch.relu(x) + 1
+def test_forward_mode(made):
+    """A tangent is seen at the first call and at later ones, whichever came first."""
+    import torch.autograd.forward_ad as fa
 
-    c, x = compiled(f), torch.randn(5)
-    before = set(globals())
-    same(c(x), f(x))
-    (name,) = (n for n in set(globals()) - before if n.startswith("__compiled_fn"))
-    assert type(globals()[name]).__name__ == "builtin_function_or_method"
-    same(c(-x), f(-x))
+    def f(x):
+        return x.sin() * 2
+
+    x = torch.rand(3)
+    for plain_first in (True, False):
+        c = compiled(f)
+        if plain_first:
+            same(c(x), f(x))
+        for _ in range(3):
+            with fa.dual_level():
+                got, want = (fa.unpack_dual(g(fa.make_dual(x, torch.ones(3)))) for g in (c, f))
+                same(got.primal, want.primal)
+                same(got.tangent, want.tangent)
+    assert "inference" in made
 
 
 def test_dynamo_does_not_trace_what_a_program_calls():

@@ -150,6 +150,49 @@ def test_errors(tmp_path):
     assert not (tmp_path / "x.html").exists()
 
 
+def test_a_path_is_refused_before_anything_is_compiled(tmp_path):
+    calls = []
+
+    def f(x):
+        calls.append(1)
+        return x + 1
+
+    for path, error, said in (
+        (tmp_path, IsADirectoryError, "folder"),
+        (tmp_path / "none" / "x.html", FileNotFoundError, "no folder"),
+        ("", ValueError, "not the name"),
+        ("a\0b", ValueError, "not the name"),
+        (b"x.html", ValueError, "not the name"),
+        (7, TypeError, ""),
+    ):
+        with pytest.raises(error, match=said):
+            dvm.torch.explain(f, torch.ones(2), path=path)
+    with pytest.raises(ValueError, match="runs"):
+        dvm.torch.explain(f, torch.ones(2), path=tmp_path / "x.html", runs=1.5)
+    with (
+        torch.profiler.profile() as outer,
+        pytest.raises(RuntimeError, match="stop it first"),
+    ):
+        dvm.torch.explain(f, torch.ones(2), path=tmp_path / "x.html")
+    assert outer.events() is not None and not calls
+
+
+def test_pages_do_not_use_up_what_torch_allows(tmp_path):
+    """torch compiles the same code eight times, and runs it as it is from then on."""
+
+    def f(x):
+        return torch.relu(x) * 2
+
+    model = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.ReLU())
+    for g in (f, model):
+        for _ in range(torch._dynamo.config.recompile_limit + 2):
+            _, graphs = explained(g, torch.ones(2, 3), path=tmp_path / "f.html", runs=1)
+            assert graphs
+        before = len(dvm.torch.summary().graphs)
+        torch.compile(g, backend="dvm", fullgraph=True)(torch.ones(2, 3))
+        assert len(dvm.torch.summary().graphs) > before
+
+
 def test_boxes_do_not_lie_on_each_other():
     boxes = [
         picture.Box(f"b{i}", "<x>" * 9, "a\n&", [f"b{i // 2}"] * (i > 0), "k0") for i in range(40)

@@ -29,7 +29,6 @@ from .codegen import HEADER, Program, generate
 from .flex import Call, allow_gradients
 from .kernel_text import AnyKernel
 from .options import OptionError, Options, parse_options
-from .program import untraced
 from .reference_text import Reference
 from .rows_attn import take_attention
 
@@ -286,7 +285,7 @@ def _loaded(program: Program, name: str, namespace: dict, rescued: Counter) -> C
         line = _execute(text, line, name, namespace)
     for k in program.kernels:
         rescue = Rescue(k.name, Reference(k.reference), k.results, k.in_place, rescued)
-        namespace[k.name].run.__self__.set_rescue(untraced(rescue))
+        namespace[k.name].run.__self__.set_rescue(rescue)
     for c in program.constants.values():
         if isinstance(c, Call):
             c.rescued = rescued

@@ -14,7 +14,6 @@ The names of torch's metadata differ between versions: whatever is unknown keeps
 from __future__ import annotations
 
 import contextlib
-import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -77,25 +76,7 @@ def inference(half: Half, inputs: Sequence[Any]) -> Callable | None:
             return None
     except AttributeError:
         return None
-    return _in_place_of_dynamos(program.call)
-
-
-def _in_place_of_dynamos(call: Callable) -> Callable:
-    """What becomes `call` itself in the function that Dynamo rewrote, at the first run.
-
-    Dynamo puts a function around what a backend returns, so that it does not trace the Python
-    inside (2 us a call). Inside a program there is none: what it calls in rare cases is kept from
-    Dynamo by `untraced`. When Dynamo's function is not found where it was, it stays.
-    """
-
-    def first(*args: Any) -> Any:
-        names = sys._getframe(2).f_globals  # of the rewritten function, behind Dynamo's
-        for name, value in list(names.items()):
-            if getattr(value, "_torchdynamo_orig_callable", None) is first:
-                names[name] = call
-        return call(*args)
-
-    return first
+    return program.call
 
 
 def _is_plain(half: Half, inputs: Sequence[Any], meta: Any, kinds: Sequence[str]) -> bool:

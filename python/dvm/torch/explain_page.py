@@ -10,7 +10,9 @@ from __future__ import annotations
 import html
 import os
 import platform
+import threading
 import time
+import types
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -93,11 +95,14 @@ def explain(
     `.grad` of none is changed, nor is torch's random state. What f itself changes when it is
     called, such as the statistics of a batch norm, it changes here.
     """
-    if runs < 1:
+    if not isinstance(runs, int) or runs < 1:
         raise ValueError(f"runs={runs}: at least one call is needed to time it")
+    path = _writable(path)
+    if torch.autograd._profiler_enabled():
+        raise RuntimeError("explain times f with torch's profiler, which is running: stop it first")
     step = _step(f, args, named, dynamic, options or {})
     breaks = len(summary().breaks)
-    with torch.random.fork_rng(devices=[]), _watching() as seen:
+    with _one_at_a_time, torch.random.fork_rng(devices=[]), _watching() as seen:
         begun = time.perf_counter()
         step()
         first = time.perf_counter() - begun
@@ -106,7 +111,26 @@ def explain(
     text = page(_name(f), seen, times, first, lost)
     with open(path, "w", encoding="utf-8") as file:
         file.write(text)
-    return os.fspath(path)
+    return path
+
+
+# What is compiled while a page is made is on it.
+_one_at_a_time = threading.RLock()
+
+
+def _writable(path: str | os.PathLike) -> str:
+    """The path of a page, before minutes are spent on what cannot be written."""
+    name = os.fspath(path)
+    if not isinstance(name, str) or not name or "\0" in name:
+        raise ValueError(f"path={path!r} is not the name of a file")
+    if os.path.isdir(name):
+        raise IsADirectoryError(f"path={name!r} is a folder: name a file")
+    folder = os.path.dirname(name) or "."
+    if not os.path.isdir(folder):
+        raise FileNotFoundError(f"path={name!r}: there is no folder {folder!r}")
+    if not os.access(name if os.path.exists(name) else folder, os.W_OK):
+        raise PermissionError(f"path={name!r} may not be written")
+    return name
 
 
 def _name(f: Any) -> str:
@@ -131,7 +155,7 @@ def _step(
         return backend.dvm(gm, inputs, options={**options, "cache": False}, **more)
 
     fresh.reset = backend.dvm.reset  # torch._dynamo.reset() calls it of backends that it has seen
-    compiled = torch.compile(f, backend=fresh, dynamic=dynamic)
+    compiled = torch.compile(_copied(f), backend=fresh, dynamic=dynamic)
     leaves = [t for t in pytree.tree_leaves((args, named)) if isinstance(t, torch.Tensor)]
     owned = f.parameters() if isinstance(f, torch.nn.Module) else ()
     wanted = [t for t in (*owned, *leaves) if t.is_leaf and t.requires_grad]
@@ -143,6 +167,25 @@ def _step(
             torch.autograd.grad(outs, wanted, ones, allow_unused=True)
 
     return step
+
+
+def _copied(f: Callable) -> Callable:
+    """f with code of its own: torch bounds how often it compiles the same code, and what is
+    compiled here shall not count."""
+
+    def call(*args: Any, **named: Any) -> Any:
+        return f(*args, **named)
+
+    source = f if isinstance(f, types.FunctionType) else call
+    copy = types.FunctionType(
+        source.__code__.replace(),
+        source.__globals__,
+        source.__name__,
+        source.__defaults__,
+        source.__closure__,
+    )
+    copy.__kwdefaults__ = source.__kwdefaults__
+    return copy
 
 
 def _differentiable(t: Any) -> bool:

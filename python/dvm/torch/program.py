@@ -19,8 +19,6 @@ tensors at every call.
 
 from __future__ import annotations
 
-import sys
-import types
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -79,14 +77,6 @@ DTYPES = {
     torch.int8: _dvm.T_i8,
 }
 _BY_NUMBER = {number: dtype for dtype, number in DTYPES.items()}
-
-
-def untraced(function: Callable) -> Callable:
-    """A function that a program calls, kept from Dynamo, which may watch the program run."""
-    disable = getattr(sys.modules.get("torch._dynamo"), "disable", None)
-    if disable is None or isinstance(function, types.BuiltinFunctionType):
-        return function
-    return disable(function, reason="inside a program of backend dvm")
 
 
 def record(function: Callable[[Recorder], None]) -> _dvm.Program:
@@ -224,11 +214,11 @@ class Recorder:
             steps=rows,
             sources=self._sources,
             nsize=len(self._sources) + len(self._expressions),
-            sizes=untraced(self._sizes()),
+            sizes=self._sizes(),
             result=self._result,
             slot_type=Slot,
             size_type=Size,
-            runtime=tuple(map(untraced, (_new_arena, _typed, _view, empty_cpu))),
+            runtime=(_new_arena, _typed, _view, empty_cpu),
         )
 
     def _with_allocations(self, in_arena: set[int]) -> list[_Step]:
