@@ -199,8 +199,13 @@ def together(draws: list[Row], dtype: torch.dtype) -> Row:
         return math.sqrt(sum(getattr(row, of) ** 2 for row in draws) / len(draws))
 
     near, own = mean("to_exact"), mean("eager_to_exact")
-    good = near <= FACTOR * own + FLOOR[dtype]
+    good = within(near, own, dtype)
     return Row(draws[0].name, mean("to_eager"), near, own, good, len(draws))
+
+
+def within(near: float, own: float, dtype: torch.dtype) -> bool:
+    """Whether a gradient so far from float64 is right where eager's is `own` away."""
+    return near <= FACTOR * own + FLOOR[dtype]
 
 
 def once(
@@ -228,7 +233,7 @@ def judged(
             rows.append(Row(name, size, size, 0.0, size == 0))
             continue
         near, own = rel_l2(g, exact[name]), rel_l2(eager[name], exact[name])
-        good = g.dtype is eager[name].dtype and near <= FACTOR * own + FLOOR[g.dtype]
+        good = g.dtype is eager[name].dtype and within(near, own, g.dtype)
         rows.append(Row(name, rel_l2(g, eager[name]), near, own, good))
     return rows
 

@@ -22,3 +22,14 @@ except ImportError:  # pragma: no cover
 @pytest.fixture
 def rng() -> np.random.Generator:
     return np.random.default_rng(20)
+
+
+@pytest.fixture
+def fresh():
+    """torch.compile as in a new process, before the test and behind it; the same random numbers."""
+    import torch
+
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    yield
+    torch._dynamo.reset()

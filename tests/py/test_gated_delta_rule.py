@@ -18,12 +18,7 @@ spec = importlib.util.spec_from_file_location("gated_delta_rule", FILE)
 gdr = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(gdr)
 
-
-@pytest.fixture(autouse=True)
-def _fresh():
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
+pytestmark = pytest.mark.usefixtures("fresh")
 
 
 def check(f, args, loss="dot", limits=gdr.LIMITS, compiled=None):

@@ -10,12 +10,7 @@ pytest.importorskip("_dvm")
 import dvm.torch  # noqa: E402
 from dvm.torch.options import Options, is_disabled, parse_options  # noqa: E402
 
-
-@pytest.fixture(autouse=True)
-def _fresh():
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
+pytestmark = pytest.mark.usefixtures("fresh")
 
 
 def f(x, y):

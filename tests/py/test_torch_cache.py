@@ -220,6 +220,15 @@ def test_size_is_bounded(tmp_path, monkeypatch):
     assert run(n=10)[1] == (2, 0)
 
 
+def test_a_bound_that_is_no_number_is_told(monkeypatch, caplog):
+    for text in ("64 MB", "-1", "1e6"):
+        monkeypatch.setenv("DVM_CACHE_BYTES", text)
+        assert cache._limit() == cache.LIMIT
+        assert f"DVM_CACHE_BYTES={text} is no number of bytes" in caplog.text
+    monkeypatch.setenv("DVM_CACHE_BYTES", "0")
+    assert cache._limit() == 0
+
+
 def test_command(tmp_path, capsys):
     from dvm.__main__ import main
 

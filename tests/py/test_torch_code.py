@@ -17,12 +17,7 @@ from dvm.torch.testing import lowered  # noqa: E402
 
 F = torch.nn.functional
 
-
-@pytest.fixture(autouse=True)
-def _fresh():
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
+pytestmark = pytest.mark.usefixtures("fresh")
 
 
 def run(path):

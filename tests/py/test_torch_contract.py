@@ -15,26 +15,9 @@ pytest.importorskip("_dvm")
 import dvm.torch  # noqa: E402
 import dvm.torch.testing  # noqa: E402
 import torch.nn.functional as F  # noqa: E402
+from compiled import compiled, graphs, same  # noqa: E402
 
-
-@pytest.fixture(autouse=True)
-def _fresh():
-    torch._dynamo.reset()
-    torch.manual_seed(0)
-    yield
-    torch._dynamo.reset()
-
-
-def graphs():
-    return dvm.torch.summary().graphs
-
-
-def compiled(f, **kw):
-    return torch.compile(f, backend="dvm", **{"fullgraph": True, **kw})
-
-
-def same(got, want, **kw):
-    torch.testing.assert_close(got, want, equal_nan=True, **kw)
+pytestmark = pytest.mark.usefixtures("fresh")
 
 
 def gradients(f, *args):

@@ -9,24 +9,11 @@ pytest.importorskip("_dvm")
 
 import dvm.torch  # noqa: E402
 import torch.nn.functional as F  # noqa: E402
+from compiled import compiled, same  # noqa: E402
 from dvm.torch import direct  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
-
-@pytest.fixture(autouse=True)
-def _fresh():
-    torch._dynamo.reset()
-    torch.manual_seed(0)
-    yield
-    torch._dynamo.reset()
-
-
-def compiled(f, **kw):
-    return torch.compile(f, backend="dvm", **{"fullgraph": True, **kw})
-
-
-def same(got, want, **kw):
-    torch.testing.assert_close(got, want, equal_nan=True, **kw)
+pytestmark = pytest.mark.usefixtures("fresh")
 
 
 @pytest.fixture
@@ -147,7 +134,7 @@ class Pair:
     def run(self, f, gradients):
         args = self.copies()
         out = f(*args)
-        outs = [o for o in (out if isinstance(out, tuple) else (out,))]
+        outs = out if isinstance(out, tuple) else (out,)
         chosen = [(o, g(o)) for o, g in zip(outs, gradients, strict=True) if g is not None]
         torch.autograd.backward(*map(list, zip(*chosen, strict=True)))
         grads = [a.grad for a in args if torch.is_tensor(a) and a.requires_grad]
@@ -242,9 +229,7 @@ def test_a_dynamic_result_keeps_its_mark(made):
     for n in (5, 9, 7):
         out = c(leaf(n, 4))
         out.sum().backward()
-        marks.append(
-            {k: v for k, v in vars(out).items() if k.startswith("_dynamo")} if vars(out) else {}
-        )
+        marks.append({k: v for k, v in vars(out).items() if k.startswith("_dynamo")})
     assert made == ["training"]
     assert marks[0] == marks[1] == marks[2] and marks[0]
 

@@ -11,12 +11,12 @@ pytest.importorskip("_dvm")
 import dvm.torch  # noqa: E402
 from dvm.torch import backend, picture  # noqa: E402
 
+pytestmark = pytest.mark.usefixtures("fresh")
+
 
 @pytest.fixture(autouse=True)
-def _fresh():
-    torch._dynamo.reset()
+def _unwatched():
     yield
-    torch._dynamo.reset()
     assert not backend.watchers
 
 

@@ -7,29 +7,11 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("_dvm")
 
-import dvm.torch  # noqa: E402
+from compiled import compiled, graphs, same  # noqa: E402
 
 F = torch.nn.functional
 
-
-@pytest.fixture(autouse=True)
-def _fresh():
-    torch._dynamo.reset()
-    torch.manual_seed(0)
-    yield
-    torch._dynamo.reset()
-
-
-def same(got, want, **tolerance):
-    torch.testing.assert_close(got, want, equal_nan=True, **tolerance)
-
-
-def compiled(f, **kw):
-    return torch.compile(f, backend="dvm", fullgraph=True, **kw)
-
-
-def graphs():
-    return dvm.torch.summary().graphs
+pytestmark = pytest.mark.usefixtures("fresh")
 
 
 def test_static_example():

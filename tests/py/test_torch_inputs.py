@@ -11,13 +11,7 @@ pytest.importorskip("_dvm")
 import dvm.torch  # noqa: E402
 import torch.nn.functional as F  # noqa: E402
 
-
-@pytest.fixture(autouse=True)
-def _fresh():
-    torch._dynamo.reset()
-    torch.manual_seed(0)
-    yield
-    torch._dynamo.reset()
+pytestmark = pytest.mark.usefixtures("fresh")
 
 
 def outcome(f, args):

@@ -11,12 +11,7 @@ import dvm  # noqa: E402
 import dvm.torch  # noqa: E402
 from torch.profiler import profile  # noqa: E402
 
-
-@pytest.fixture(autouse=True)
-def _fresh():
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
+pytestmark = pytest.mark.usefixtures("fresh")
 
 
 def layer(x, w):

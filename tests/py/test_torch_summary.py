@@ -11,12 +11,7 @@ pytest.importorskip("_dvm")
 
 import dvm.torch  # noqa: E402
 
-
-@pytest.fixture(autouse=True)
-def _fresh():
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
+pytestmark = pytest.mark.usefixtures("fresh")
 
 
 def twice(x):

@@ -105,17 +105,17 @@ def _autograd(gm: GraphModule, example_inputs: Sequence[Any], options: Options) 
 
     def infer(graph: GraphModule, inputs: Sequence[Any]) -> Callable:
         call = compiler("inference")(graph, inputs)
-        inference.append(direct.Half(graph, call))
+        inference.append(direct.Half.of(graph, call))
         return call
 
     def forward(graph: GraphModule, inputs: Sequence[Any]) -> Callable:
         call = compiler("forward")(graph, inputs)
-        training.forward = direct.Half(graph, call)
+        training.forward = direct.Half.of(graph, call)
         return call
 
     def backward(graph: GraphModule, inputs: Sequence[Any]) -> Callable:
         call = disable(compiler("backward"), reason="backend dvm")(graph, inputs)
-        training.backward = direct.Half(graph, call)
+        training.backward = direct.Half.of(graph, call)
         return disable(call, reason="generated code")
 
     compilers = {

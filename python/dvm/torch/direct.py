@@ -25,18 +25,16 @@ PLAIN = (torch.Tensor, torch.nn.Parameter, FakeTensor, int, torch.SymInt)
 
 
 class Half(NamedTuple):
-    """One of the graphs that AOTAutograd made of Dynamo's, and what compile_graph returned."""
+    """One of the graphs that AOTAutograd made of Dynamo's, as compile_graph returned it."""
 
-    graph: GraphModule
     call: Callable
+    arguments: int
+    results: int
 
-    @property
-    def arguments(self) -> int:
-        return len(self.graph.graph.find_nodes(op="placeholder"))
-
-    @property
-    def results(self) -> int:
-        return len(self.graph.graph.output_node().args[0])
+    @staticmethod
+    def of(graph: GraphModule, call: Callable) -> Half:
+        arguments = len(graph.graph.find_nodes(op="placeholder"))
+        return Half(call, arguments, len(graph.graph.output_node().args[0]))
 
     @property
     def program(self) -> Any:
@@ -249,7 +247,7 @@ def _function(forward: Half, backward: Half, parts: Parts) -> Callable:
 
     if not parts.dynamic:
         return Compiled.apply
-    # The name until torch 2.12 is the second.
+    # The second is its name in torch 2.11.
     mark = getattr(torchs, "mark_dynamo_propagated_dynamic_indices", None)
     mark = mark or torchs.maybe_mark_dynamic_helper
 
