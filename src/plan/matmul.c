@@ -196,7 +196,7 @@ int64_t dvm_plan_depth(const struct planner *p, const struct group *g) {
 
 /* Rows of a panel: UNIT suits the kernels of every level; below LEAST rows each value of the second factor is loaded for too few.
  * The panel takes half of the cache, or all of it where it has to; the other half is for what is packed. */
-enum { UNIT = 12, LEAST = 48, MOST = 144, WANTED = 8, SMALL_WORK = 1 << 22 };
+enum { UNIT = 12, LEAST = 48, WANTED = 8, SMALL_WORK = 1 << 22 };
 
 static int64_t rows_of(const struct planner *p, const struct group *g) {
     const struct dvm_shape *s = &p->shape.p[g->shape];
@@ -215,7 +215,7 @@ bool dvm_plan_may_fold(const struct planner *p, const struct group *g) {
 int64_t dvm_plan_panel(const struct planner *p, const struct group *g) {
     const int64_t n = g->ax[g->naxes - 1].size, m = DVM_MAX(g->ax[g->naxes - 2].size, 1);
     int64_t most = (int64_t)p->in->cache_bytes / 2 / (4 * DVM_MAX(n, 1));
-    most = DVM_MIN(DVM_MIN(most, rows_of(p, g) / WANTED), MOST);
+    most = DVM_MIN(DVM_MIN(most, rows_of(p, g) / WANTED), DVM_PANEL_MOST);
     most = DVM_MAX(most, LEAST) / UNIT * UNIT;
     const int64_t panels = (m + most - 1) / most, even = (m + panels - 1) / panels;
     return DVM_MIN((even + UNIT - 1) / UNIT * UNIT, m);

@@ -23,6 +23,7 @@
 #include "code/strip.h"
 
 enum { DVM_MAX_AXES = 14 };
+enum { DVM_PANEL_MOST = 144 }; /* rows of a product that its phases run over at once */
 
 enum dvm_src {
     DVM_SRC_INPUT,  /* argument `index` */

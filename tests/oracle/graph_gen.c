@@ -2,13 +2,14 @@
  * and the first choice everywhere is a small one, so that cut inputs give small graphs. */
 #include "graph_gen.h"
 
-#include <stdarg.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include <dvm/dvm.h>
+
+#include "graph_io.h"
 
 enum { MAX_VALUES = 256, LONG = 1000 /* bytes: as many operations as the values allow */, RANK = 5 };
 
@@ -20,9 +21,7 @@ struct val {
     char name[8];
 };
 struct gen {
-    const uint8_t *p, *end;
-    char *text;
-    size_t n, cap;
+    struct graph_io io;
     struct val v[MAX_VALUES];
     int nv, next_name;
     int64_t size[4];
@@ -30,15 +29,8 @@ struct gen {
     int64_t most; /* elements of a value */
 };
 
-static unsigned pick(struct gen *g, unsigned n) { return g->p < g->end ? *g->p++ % n : 0; }
-
-static void put(struct gen *g, const char *fmt, ...) {
-    va_list ap;
-    if (g->cap - g->n < 1024) g->text = realloc(g->text, g->cap = 2 * g->cap + 4096);
-    va_start(ap, fmt);
-    g->n += (size_t)vsnprintf(g->text + g->n, g->cap - g->n, fmt, ap);
-    va_end(ap);
-}
+static unsigned pick(struct gen *g, unsigned n) { return graph_io_pick(&g->io, n); }
+#define put(g, ...) graph_io_put(&(g)->io, __VA_ARGS__)
 
 /* ------------------------------------------------------------------ kinds of values */
 
@@ -569,7 +561,7 @@ char *graph_gen(const uint8_t *bytes, size_t n) {
                                         "split:strict", "vector", "seq",         "split:unify_ws"};
     static const int64_t sizes[] = {4,  3,   8, 1, 17,  64,  2,    65,   5,    16,
                                     33, 130, 0, 7, 100, 300, 1024, 1030, 2049, 4100};
-    struct gen g = {.p = bytes, .end = bytes + n, .most = 8000};
+    struct gen g = {.io = {.p = bytes, .end = bytes + n}, .most = 8000};
     const char *kind = kinds[pick(&g, 8)];
     bool big = pick(&g, 24) == 23; /* few operations on enough elements for several threads */
     if (big) g.most = 150000;
@@ -593,5 +585,5 @@ char *graph_gen(const uint8_t *bytes, size_t n) {
     store(&g, g.nv - 1);
     for (int k = (int)pick(&g, 3); k > 0; k--) store(&g, (int)pick(&g, (unsigned)g.nv));
     put(&g, "}\n");
-    return g.text;
+    return g.io.text;
 }

@@ -8,6 +8,9 @@
 char *graph_gen(const uint8_t *bytes, size_t n);
 char *graph_gen_stats(const uint8_t *bytes, size_t n); /* of reductions, masks, broadcasts: legal for any kind */
 
+/* A seed or a count: the variable of the environment, or else the number. */
+uint64_t graph_number(const char *variable, uint64_t otherwise);
+
 struct graph_trial {
     int64_t elements, undecided; /* judged */
     char why[600];               /* what went wrong */

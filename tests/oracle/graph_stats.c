@@ -1,6 +1,5 @@
 /* Bytes to a graph text of statistics: values of one space, masks and weights that lack some of its axes, reductions over
  * any of them whose results meet the space again. What the planner has to cut and order most is made of these. */
-#include <stdarg.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -9,6 +8,7 @@
 #include <dvm/dvm.h>
 
 #include "graph_gen.h"
+#include "graph_io.h"
 
 enum { RANK = 4, MOST = 120 };
 
@@ -19,24 +19,15 @@ struct val {
     bool odd;      /* of another rank: for the next line only */
 };
 struct gen {
-    const uint8_t *p, *end;
-    char *text;
-    size_t n, cap;
+    struct graph_io io;
     int rank;
     int64_t d[RANK];
     struct val v[MOST];
     int nv;
 };
 
-static unsigned pick(struct gen *g, unsigned n) { return g->p < g->end ? *g->p++ % n : 0; }
-
-static void put(struct gen *g, const char *fmt, ...) {
-    va_list ap;
-    if (g->cap - g->n < 512) g->text = realloc(g->text, g->cap = 2 * g->cap + 4096);
-    va_start(ap, fmt);
-    g->n += (size_t)vsnprintf(g->text + g->n, g->cap - g->n, fmt, ap);
-    va_end(ap);
-}
+static unsigned pick(struct gen *g, unsigned n) { return graph_io_pick(&g->io, n); }
+#define put(g, ...) graph_io_put(&(g)->io, __VA_ARGS__)
 
 static void put_dims(struct gen *g, unsigned mask) {
     put(g, "[");
@@ -181,18 +172,18 @@ char *graph_gen_stats(const uint8_t *bytes, size_t n) {
     static const int64_t sizes[] = {5, 5, 3, 4, 2, 7, 1, 9};
     static void (*const make[])(struct gen *) = {unary,  binary, binary, mask,
                                                  reduce, reduce, view,   cast};
-    struct gen g = {.p = bytes, .end = bytes + n};
+    struct gen g = {.io = {.p = bytes, .end = bytes + n}};
     g.rank = 2 + (int)pick(&g, 3);
     for (int i = 0; i < g.rank; i++) g.d[i] = sizes[pick(&g, 8)];
     put(&g, "kernel split%s (", pick(&g, 4) == 3 ? ":strict" : "");
     for (int i = 0, args = 2 + (int)pick(&g, 3); i < args; i++) argument(&g, i);
     put(&g, ") {\n");
-    while (g.p < g.end && g.nv + 4 < MOST) make[pick(&g, 8)](&g);
+    while (g.io.p < g.io.end && g.nv + 4 < MOST) make[pick(&g, 8)](&g);
     for (int i = g.nv, stores = 0; i-- > 0 && stores < 5;) {
         if (g.v[i].odd || (stores && pick(&g, 6) != 0)) continue;
         put(&g, "  store %%v%d\n", i);
         stores++;
     }
     put(&g, "}\n");
-    return g.text;
+    return g.io.text;
 }

@@ -11,6 +11,11 @@
 #include "oracle.h"
 #include "oracle_memory.h"
 
+uint64_t graph_number(const char *variable, uint64_t otherwise) {
+    const char *s = getenv(variable);
+    return s ? strtoull(s, NULL, 10) : otherwise;
+}
+
 static const struct {
     const char *device, *isa;
     int threads;

@@ -445,7 +445,7 @@ static void test_products(void **state) {
     REFUSED(m.g, DTYPE, dvm_graph_matmul(m.g, m.x, w, 0, 0, row, DVM_I32, &v));
     REFUSED(m.g, SHAPE, dvm_graph_matmul(m.g, m.x, m.x, 0, 1, row, DVM_F32, &v));
     REFUSED(m.g, VALUE, dvm_graph_matmul(m.g, 0, w, 0, 0, row, DVM_F32, &v));
-    REFUSED(m.g, VALUE, dvm_graph_matmul(m.g, m.x, w, 0, 0, m.foreign, DVM_F32, &v));
+    REFUSED(m.g, VALUE, dvm_graph_matmul(m.g, m.x, m.foreign, 0, 0, row, DVM_F32, &v));
     REFUSED(m.g, SHAPE, dvm_graph_matmul(m.g, m.x, w, 0, 0, w, DVM_F32, &v));
     REFUSED(m.g, VALUE, dvm_graph_matmul(m.g, m.x, w, 0, 0, m.foreign, DVM_F32, &v));
     REFUSED(m.g, ARG,

@@ -276,7 +276,8 @@ static const struct form form[NBUF] = {{dim_q, 4}, {dim_k, 4}, {dim_k, 4}, {dim_
                                        {dim_q, 4}, {dim_q, 4}, {dim_s, 4}, {dim_s, 4},
                                        {dim_q, 4}, {dim_k, 4}, {dim_k, 4}, {dim_n, 1}};
 
-/* Values and gradients near 2^-130: output, delta and every gradient are denormal somewhere. */
+/* Values near 2^-123 and gradients near 2^-7: their products, hence delta and the gradients of query, key and sink, are
+ * denormal. */
 static uint64_t attention_in(uint64_t mode, dvm_ctx *c, bool *left) {
     dvm_arg b[NBUF];
     buffers_open(b, form, NBUF, IOUT);

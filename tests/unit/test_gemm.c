@@ -15,14 +15,9 @@
 #include "ops/gemm/gemm.h"
 
 #include "guard.h"
+#include "rnd.h"
 
 static const struct dvm_mem mem = {dvm_mem_system, NULL};
-static uint64_t seed = 1;
-static uint32_t rnd(void) {
-    seed = seed * UINT64_C(6364136223846793005) + 1442695040888963407u;
-    return (uint32_t)(seed >> 33);
-}
-static int64_t below(int64_t n) { return rnd() % n; }
 
 static struct dvm_gemm_isa level[4];
 static struct dvm_pool *pool[5];

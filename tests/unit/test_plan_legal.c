@@ -13,11 +13,6 @@
 #include <dvm/dvm.h>
 #include <graph_gen.h>
 
-static uint64_t number(const char *name, uint64_t otherwise) {
-    const char *s = getenv(name);
-    return s ? strtoull(s, NULL, 10) : otherwise;
-}
-
 static char *text_of(uint64_t seed) {
     uint8_t bytes[700];
     uint64_t x = seed * UINT64_C(0x9e3779b97f4a7c15) + 1;
@@ -66,7 +61,8 @@ static int teardown(void **state) {
 }
 
 static void test_no_legal_graph_is_refused(void **state) {
-    uint64_t from = number("SEED", 1), n = number("GRAPHS", 3000), run = number("RUN", 10);
+    uint64_t from = graph_number("SEED", 1), n = graph_number("GRAPHS", 3000),
+             run = graph_number("RUN", 10);
     int bad = 0;
     for (uint64_t seed = from; seed < from + n; seed++)
         bad += bad_seed(*state, seed, seed % run == 0);

@@ -14,13 +14,7 @@
 #include <graph_gen.h>
 
 #include "guard.h"
-
-static uint64_t seed = 5;
-static uint32_t rnd(void) {
-    seed = seed * UINT64_C(6364136223846793005) + 1442695040888963407u;
-    return (uint32_t)(seed >> 33);
-}
-static int64_t below(int64_t n) { return rnd() % n; }
+#include "rnd.h"
 
 /* ---- rows of a result */
 
@@ -129,8 +123,6 @@ struct tensor {
     struct guarded memory;
 };
 
-static size_t bytes_of(dvm_dtype t) { return dvm_dtype_size(t); }
-
 /* In one of several layouts, its last byte (or first) at the border. */
 static void open_tensor(struct tensor *x, dvm_dtype t, int rank, const int64_t *dims) {
     int64_t order[3] = {0, 1, 2}, step = 1, last = 0;
@@ -142,14 +134,14 @@ static void open_tensor(struct tensor *x, dvm_dtype t, int rank, const int64_t *
         last += step * (dims[order[i]] - 1);
         step *= dims[order[i]];
     }
-    const size_t size = (size_t)(last + 1) * bytes_of(t);
+    const size_t size = (size_t)(last + 1) * dvm_dtype_size(t);
     x->memory = guard(size, rnd() & 1);
-    for (size_t i = 0; i < size / bytes_of(t); i++) {
+    for (size_t i = 0; i < size / dvm_dtype_size(t); i++) {
         const float f = (float)below(9) - 4;
         uint32_t u;
         memcpy(&u, &f, 4);
         if (t == DVM_BF16) u >>= 16; /* small whole numbers: exact */
-        memcpy(x->memory.p + i * bytes_of(t), &u, bytes_of(t));
+        memcpy(x->memory.p + i * dvm_dtype_size(t), &u, dvm_dtype_size(t));
     }
     x->arg = (dvm_arg){
         .dtype = t, .rank = rank, .dims = x->dims, .strides = x->strides, .data = x->memory.p};
@@ -160,7 +152,8 @@ static float at(const struct tensor *x, const int64_t *i) {
     uint32_t u = 0;
     float f;
     for (int a = 0; a < x->arg.rank; a++) off += i[a] * x->strides[a];
-    memcpy(&u, x->memory.p + off * (int64_t)bytes_of(x->arg.dtype), bytes_of(x->arg.dtype));
+    memcpy(&u, x->memory.p + off * (int64_t)dvm_dtype_size(x->arg.dtype),
+           dvm_dtype_size(x->arg.dtype));
     if (x->arg.dtype == DVM_BF16) u <<= 16;
     memcpy(&f, &u, 4);
     return f;
@@ -192,7 +185,10 @@ static void run_between_guards(const struct problem *p, dvm_dtype t, const dvm_o
     dvm_graph *g = NULL;
     dvm_kernel *kernel = NULL;
     struct tensor x[5];
-    if (dvm_ctx_create(o, &c)) return; /* not a level of this processor */
+    if (dvm_ctx_create(o, &c)) {
+        if (!o->isa || strcmp(o->isa, "base") == 0) fail_msg("%s", dvm_error_text());
+        return; /* not a level of this processor */
+    }
     const int64_t a[] = {p->batch, p->ta ? p->k : p->m, p->ta ? p->m : p->k},
                   b[] = {p->batch, p->tb ? p->n : p->k, p->tb ? p->k : p->n};
     open_tensor(&x[0], t, 3, a);

@@ -83,14 +83,10 @@ static void try_seed(uint64_t seed, size_t n, struct tally *t) {
     t->refused += result > 0;
 }
 
-static uint64_t number(const char *name, uint64_t otherwise) {
-    const char *s = getenv(name);
-    return s ? strtoull(s, NULL, 10) : otherwise;
-}
-
 static void test_random_graphs(void **state) {
     (void)state;
-    uint64_t from = number("SEED", 1), n = number("GRAPHS", 300), bytes = number("BYTES", 240);
+    uint64_t from = graph_number("SEED", 1), n = graph_number("GRAPHS", 300),
+             bytes = graph_number("BYTES", 240);
     struct tally t = {0};
     assert_true(bytes <= 2400);
     for (uint64_t seed = from; seed < from + n; seed++) try_seed(seed, bytes, &t);

@@ -21,7 +21,7 @@ from .options import Options, is_disabled
 _TARGETS = {F.scaled_dot_product_attention, torch._C._nn.scaled_dot_product_attention}
 _DTYPES = {torch.float32, torch.bfloat16, torch.float16}
 _LARGEST_HEAD = 1024
-_FEW_ROWS = 32  # a packed tile of keys must serve some rows
+_FEW_ROWS = 32  # fewer than these: not chosen by measurement yet, docs/status.md
 
 
 def take_attention(gm: GraphModule, options: Options) -> GraphModule:

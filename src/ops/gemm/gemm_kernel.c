@@ -9,6 +9,8 @@
 #include "ops/gemm/gemm.h"
 #include "vm/pool.h"
 
+static_assert((int)DVM_PANEL_MOST <= (int)DVM_GEMM_TM, "a panel is a tile");
+
 /* What a thread works with. */
 struct slot {
     struct dvm_fault *fault; /* one per phase */

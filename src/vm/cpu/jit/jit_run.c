@@ -408,7 +408,6 @@ static void in_bands(const struct dvm_jit_code *c, const args *a) {
             args sub;
             sub_box(c, a, &sub, i, j);
             sub.n = DVM_MIN(c->band_cols, a->n - j);
-            sub.boxes = 1;
             sub.m = DVM_MIN(J_BAND_ROWS, a->m - i);
             band(c, &sub, i, i + J_BAND_ROWS < a->m);
         }
