@@ -23,7 +23,8 @@ PRELUDE = """
 #include <string.h>
 typedef float f32; typedef uint16_t bf16;
 static inline float from_bf16(uint16_t h) { uint32_t w = (uint32_t)h << 16; float f; memcpy(&f, &w, 4); return f; }
-static inline uint16_t to_bf16(float f) { uint32_t w; memcpy(&w, &f, 4); return (uint16_t)((w + 0x7fff + (w >> 16 & 1)) >> 16); }
+static inline uint16_t to_bf16(float f) { uint32_t w; memcpy(&w, &f, 4);
+  return f != f ? 0x7fc0 : (uint16_t)((w + 0x7fff + (w >> 16 & 1)) >> 16); }
 """
 C_FLAGS = (
     "-O3",
