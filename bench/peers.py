@@ -90,8 +90,10 @@ def dvm_kernel(case: Case, m: int, n: int, dtype: str) -> Any:
 def run_dvm(
     case: Case, args: list[torch.Tensor], out: torch.Tensor, m: int, n: int, dtype: str
 ) -> tuple[Callable[[], Any], Any]:
+    """As the C loop is called: a function and a tuple of arguments, both at hand."""
     k = dvm_kernel(case, m, n, dtype)
-    return (lambda: k.run(*args, out)), k
+    run, call = k.run, (*args, out)
+    return (lambda: run(*call)), k
 
 
 def run_eager(case: Case, args: list[torch.Tensor]) -> Callable[[], Any]:
