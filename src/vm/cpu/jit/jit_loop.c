@@ -256,8 +256,21 @@ static void tail_masks(struct dvm_je *e, bool tail_only) {
         mask_avx2(e);
 }
 
+/* Whether a cut unit goes element by element: then whole ones are not done as such. */
+static bool slow_tails(const struct dvm_je *e) { return e->temp >= 0; }
+
+static void whole_units(struct dvm_je *e) {
+    gpr(e, G_LEA, X_R11, dvm_x_mem(J_R_END, -e->b->width));
+    gpr(e, G_CMP, J_R_COL, dvm_x_reg(X_R11));
+    int none = dvm_x_jump(&e->e, X_G);
+    unit_loop(e, 1);
+    dvm_x_land(&e->e, none);
+}
+
 /* What the unrolled loop left, a unit at a time, the last one cut. */
 static void tail_loop(struct dvm_je *e, const struct dvm_jplan *p) {
+    bool once = slow_tails(e);
+    if (once && p->unroll > 1) whole_units(e);
     dvm_j_label(e, p->tail_only ? "columns, masked" : "rest of the columns, masked");
     int top = dvm_enc_at(&e->e);
     gpr(e, G_CMP, J_R_COL, dvm_x_reg(J_R_END));
@@ -266,7 +279,7 @@ static void tail_loop(struct dvm_je *e, const struct dvm_jplan *p) {
     e->masked = true;
     body(e, 1);
     e->masked = false;
-    if (p->unroll > 1 || p->tail_only) {
+    if (!once && (p->unroll > 1 || p->tail_only)) {
         add_imm(e, dvm_x_reg(J_R_COL), e->b->width);
         dvm_x_jump_back(&e->e, X_ALWAYS, top);
     }
@@ -465,6 +478,7 @@ static void fold_columns(struct dvm_je *e, const struct dvm_jplan *p) {
     }
     if (!p->tail_only) whole_groups(e, p->unroll);
     if (p->narrow) whole_groups(e, p->narrow);
+    if (slow_tails(e) && p->unroll > 1) whole_groups(e, 1);
     int top = dvm_enc_at(&e->e);
     gpr(e, G_CMP, J_R_COL, dvm_x_reg(J_R_END));
     int done = dvm_x_jump(&e->e, X_GE);

@@ -116,6 +116,19 @@ static bool streams(const struct dvm_jit_code *c, const args *a, const args *til
     return a->stream && c->stream && columns_to_aligned(c, tile) == 0;
 }
 
+/* Rows that follow one another in every operand are one long row: its rest is done once. */
+static bool can_join_rows(const struct dvm_jit_code *c, const args *a) {
+    if (a->m <= 1 || c->c.strip.flags & DVM_STRIP_WHOLE_ROWS) return false;
+    for (int o = 0; o < c->c.strip.nopnd; o++)
+        if (a->opnd[o].rs != a->n * a->opnd[o].cs) return false;
+    return true;
+}
+
+static void join_rows(args *a) {
+    a->n *= a->m;
+    a->m = 1;
+}
+
 /* Runs a tile, already small enough. */
 static void run_staged(const struct dvm_jit_code *c, const args *a, int64_t i, int64_t j,
                        int64_t rows, int64_t cols) {
@@ -130,6 +143,7 @@ static void run_staged(const struct dvm_jit_code *c, const args *a, int64_t i, i
         if (staged(c, a, o)) stage_in(c, &opnd[o], o, buffer, rows, cols);
         buffer += dvm_jit_stage_bytes(s->mode, s->opnd[o].dtype);
     }
+    if (s->mode == DVM_MODE_MAP && can_join_rows(c, &tile)) join_rows(&tile);
     if (streams(c, a, &tile))
         c->fn(&tile, 1);
     else
@@ -183,12 +197,6 @@ static void staged_map(const struct dvm_jit_code *c, const args *a) {
 
 /* ---- maps */
 
-static bool is_dense(const args *a, int nopnd) {
-    for (int o = 0; o < nopnd; o++)
-        if (a->opnd[o].rs != a->n * a->opnd[o].cs) return false;
-    return true;
-}
-
 static void stream_map(const struct dvm_jit_code *c, const args *a) {
     int64_t peel = columns_to_aligned(c, a);
     if (peel <= 0 || peel >= a->n) {
@@ -211,10 +219,9 @@ void dvm_jit_run_map(const struct dvm_code *code, const args *a) {
         staged_map(c, a);
         return;
     }
-    if (a->m > 1 && !(code->strip.flags & DVM_STRIP_WHOLE_ROWS) && is_dense(a, code->strip.nopnd)) {
+    if (can_join_rows(c, a)) {
         flat = *a;
-        flat.n *= flat.m;
-        flat.m = 1;
+        join_rows(&flat);
         a = &flat;
     }
     if (a->stream && c->stream)
