@@ -227,14 +227,17 @@ def main() -> int:
     p.add_argument("--no-inductor", dest="inductor", action="store_false")
     p.add_argument("--suite-only", action="store_true")
     p.add_argument(
-        "--torch", action="store_true", help="first calls and training against eager and Inductor"
+        "--torch",
+        action="store_true",
+        help="torch.compile beside eager and Inductor (torch_bench.py)",
     )
     p.add_argument("--json", type=pathlib.Path)
     args = p.parse_args()
     if args.torch:
         import torch_bench
 
-        return torch_bench.main()
+        print(f"machine: {processor()}, {os.cpu_count()} cores; torch {torch.__version__}")
+        return torch_bench.main(args)
     speed.set_threads(1)
     print(
         f"machine: {processor()}, {os.cpu_count()} cores; torch {torch.__version__}, numpy {np.__version__}"

@@ -1,28 +1,27 @@
-"""Steady calls of torch.compile: what a call costs beside its work, and training steps of whole models.
+"""Steady calls of torch.compile: what a call costs beside its work, and training steps of models.
 
 All contestants of a row run in turn, in one process, so that a busy machine slows all of them; the
-numbers are the least of many rounds.
+numbers are the least of many rounds. Prints JSON lines.
 
-    python bench/torch_calls.py overhead|models [NAME...]
+    python bench/torch_calls.py calls
+    python bench/torch_calls.py step "flux fp32"
 """
 
 from __future__ import annotations
 
+import json
 import os
-import pathlib
 import sys
-import tempfile
 import time
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
-os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", tempfile.mkdtemp())
-os.environ.setdefault("HF_HUB_OFFLINE", "1")
 import torch
+import torch_cases
 
-HERE = pathlib.Path(__file__).parent
 Runs = dict[str, Callable[[], Any]]
+BACKENDS = os.environ.get("BENCH_BACKENDS", "eager dvm inductor").split()
 
 
 def in_turn(runs: Runs, seconds: float) -> dict[str, float]:
@@ -45,6 +44,10 @@ def in_turn(runs: Runs, seconds: float) -> dict[str, float]:
             best[name] = min(best[name], (time.perf_counter() - start) / n)
         rounds += 1
     return best
+
+
+def tell(row: dict[str, Any]) -> None:
+    print(json.dumps(row), flush=True)
 
 
 # --------------------------------------------------------------------------- cost of a call
@@ -90,17 +93,13 @@ def nothing(result: Any) -> Callable:
     return lambda gm, inputs: lambda *args: (result,)
 
 
-def overhead(backends: Sequence[str], seconds: float = 2.0) -> None:
-    print("\nPromise 2: cost of a call, 8 elements, one thread")
+def calls(seconds: float = 2.0) -> None:
     x = torch.zeros(8)
     for n in (1, 50, 200):
         p = chain_of_kernels(n)
         assert p.call(x)[0].eq(n).all()
         us = in_turn({"dvm": lambda p=p: p.call(x)}, seconds)["dvm"] * 1e6
-        print(f"  program of {n:3d} kernels {us:9.2f} us   bar {5 + 0.5 * n:.1f} us", flush=True)
-    print(
-        "  whole calls, us; `torch` is a graph that computes nothing: Dynamo's guards and wrapper"
-    )
+        tell({"kernels": n, "us": us})
     x, y = torch.randn(8, 8), torch.randn(8, 8)
     leaf = x.clone().requires_grad_()
     ones = torch.ones(8, 8)
@@ -110,7 +109,7 @@ def overhead(backends: Sequence[str], seconds: float = 2.0) -> None:
         ("one kernel, with backward", point, leaf, True),
     ):
         runs: Runs = {}
-        for b in ("torch", *backends):
+        for b in ("torch", *BACKENDS):
             g = renamed(f, b)
             c = g
             if b != "eager":
@@ -119,81 +118,24 @@ def overhead(backends: Sequence[str], seconds: float = 2.0) -> None:
                 runs[b] = lambda c=c, a=a: c(a, y)
             elif b != "torch":
                 runs[b] = lambda c=c, a=a: c(a, y).backward(ones)
-        show(title, {b: t * 1e6 for b, t in in_turn(runs, seconds).items()}, 1)
-
-
-def show(title: str, times: dict[str, float], digits: int) -> None:
-    words = [f"{b} {t:.{digits}f}" for b, t in times.items()]
-    ratios = [
-        f"{times[b] / times['dvm']:.2f} x {b}'s speed" for b in ("eager", "inductor") if b in times
-    ]
-    print(f"  {title:26s} {'  '.join(words)}   {', '.join(ratios)}", flush=True)
+        tell({"case": title, "times": in_turn(runs, seconds)})
 
 
 # --------------------------------------------------------------------------- training steps
 
 
-def blocks_step(backend: str) -> Callable[[], Any]:
-    """Four transformer blocks of width 512, forward and backward."""
-    from first_call import Block
-
-    torch.manual_seed(0)
-    model = torch.nn.Sequential(*[Block() for _ in range(4)])
-    x = torch.randn(2, 128, 512, requires_grad=True)
-    for block in model if backend != "eager" else ():
-        block.compile(fullgraph=True, backend=backend)
-
-    def step() -> None:
-        model(x).sum().backward()
-        model.zero_grad(set_to_none=True)
-        x.grad = None
-
-    return step
-
-
-def recipe_step(module: str, dtype: torch.dtype, backend: str) -> Callable[[], Any]:
-    """A small model of examples/train with random weights, loss and gradients."""
-    import models
-    import report
-
-    r = models.recipe(module, f"{module}_tiny")
-    model = report.prepared(r, dtype, 0)
-    if backend != "eager":
-        report.compile_model(model, r, False, backend=backend)
-    batch = r.batch(r.sizes, 2, torch.Generator().manual_seed(0))
-    batch = {k: v.to(dtype) if v.is_floating_point() else v for k, v in batch.items()}
-    return lambda: report.gradients(model, r, batch)
-
-
-def models_in_turn(names: Sequence[str], backends: Sequence[str], seconds: float = 4.0) -> None:
-    print("\nTraining steps, forward and backward, ms, one thread")
-    sys.path.insert(0, str(HERE.parent / "examples" / "train"))
+def step(name: str, seconds: float) -> None:
     torch._dynamo.config.recompile_limit = 64  # the contestants share their code
-    cases: dict[str, Callable[[str], Callable[[], Any]]] = {"blocks": blocks_step}
-    for module in ("flux", "qwen3_5", "glm"):
-        for word, dtype in (("fp32", torch.float32), ("bf16", torch.bfloat16)):
-            cases[f"{module} {word}"] = lambda b, m=module, d=dtype: recipe_step(m, d, b)
-    for name, case in cases.items():
-        if names and not any(name.startswith(n) for n in names):
-            continue
-        try:
-            runs = {b: case(b) for b in backends}
-            times = in_turn(runs, seconds)
-        except Exception as error:  # a model package that is missing, a backend that refuses
-            print(f"  {name:26s} not run: {type(error).__name__}: {str(error)[:200]}", flush=True)
-            continue
-        show(name, {b: t * 1e3 for b, t in times.items()}, 2)
+    case = torch_cases.steps()[name]
+    tell({"case": name, "times": in_turn({b: case(b) for b in BACKENDS}, seconds)})
 
 
-def main(arguments: list[str]) -> int:
+def main(arguments: list[str]) -> None:
     torch.set_num_threads(1)
-    backends = os.environ.get("BENCH_BACKENDS", "eager dvm inductor").split()
-    if arguments[:1] == ["overhead"]:
-        overhead(backends)
+    if arguments[0] == "calls":
+        calls()
     else:
-        models_in_turn(arguments[1:], backends)
-    return 0
+        step(arguments[1], float(os.environ.get("BENCH_SECONDS", "4")))
 
 
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+main(sys.argv[1:])
