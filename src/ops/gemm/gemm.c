@@ -70,7 +70,7 @@ static struct gemm_room room_of(const struct dvm_gemm *g, bool pairs) {
     size_t wide = (size_t)g->panel * (size_t)gemm_up(g->n, DVM_GEMM_MAX_NR);
     r.c = part(&r.total, DVM_MAX(g->panel ? wide * 4 : m * n * 4, lng));
     r.a = part(&r.total, DVM_MAX(m * kc * (pairs ? 2 : 4), few));
-    r.b = part(&r.total, n * kc * (pairs ? 2 : 4));
+    r.b = part(&r.total, (size_t)gemm_block_b((int64_t)n, pairs));
     r.x = part(&r.total, DVM_MAX(x, lng));
     r.y = part(&r.total, DVM_MAX(y, lng));
     return r;
@@ -92,7 +92,7 @@ static size_t share(const struct gemm_item *it, bool whole, bool pairs, char *p,
                     struct gemm_shared *s) {
     int64_t e = pairs ? 2 : 4, columns = it->depth;
     *s = (struct gemm_shared){.a_size = it->tm * DVM_GEMM_KC * e,
-                              .b_size = it->tn * DVM_GEMM_KC * e};
+                              .b_size = gemm_block_b(it->tn, pairs)};
     int64_t a = it->rows * it->depth * s->a_size, b = columns * s->b_size, ranges = 0;
     if (it->cols < 2 || a > SHARE_A) a = 0;
     if (it->rows < 2 || b * (whole ? it->cols : 1) > SHARE_ALL - a) b = 0;

@@ -101,7 +101,7 @@ static struct step step_of(const struct gemm_run *r, const struct gemm_item *it,
     t.m = DVM_MIN(it->tm, it->m - t.r0);
     t.n = DVM_MIN(it->tn, it->n - t.c0);
     t.kc = DVM_MIN(KC, it->k - t.k0);
-    t.strip = r->k->nr * (r->pairs ? gemm_over(t.kc, 2) : t.kc);
+    t.strip = r->k->nr * (r->pairs ? gemm_over(t.kc, 2) : t.kc) + GEMM_STRIP_PAD;
     return t;
 }
 

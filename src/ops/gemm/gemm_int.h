@@ -10,6 +10,10 @@ enum gemm_way {
     WAY_STREAM_SWAP /* few columns: the same with the operands exchanged, tiles transposed at the end */
 };
 
+/* Words between strips of packed B: packing writes one line of every strip in turn, and without them those lines are some powers
+ * of two apart, all in one set of the cache. */
+enum { GEMM_STRIP_PAD = 16 };
+
 /* One product of the run: a matrix of the batch or a group. */
 struct gemm_item {
     int64_t m, n, k;
@@ -92,6 +96,11 @@ DVM_INLINE int64_t gemm_tiles(const struct dvm_gemm *g, const struct gemm_item *
 }
 DVM_INLINE bool gemm_all_bf16(const struct dvm_gemm *g) {
     return !g->pack_a && !g->pack_b && g->a.t == DVM_BF16 && g->b.t == DVM_BF16;
+}
+/* Bytes of a packed block of KC x n elements of B, for the narrowest strips of any level. */
+DVM_INLINE int64_t gemm_block_b(int64_t n, bool pairs) {
+    enum { LEAST_NR = 4 };
+    return n * DVM_GEMM_KC * (pairs ? 2 : 4) + n / LEAST_NR * GEMM_STRIP_PAD * 4;
 }
 DVM_INLINE int64_t gemm_size(dvm_dtype t) { return t == DVM_F32 ? 4 : 2; }
 DVM_INLINE int64_t gemm_over(int64_t n, int64_t step) { return (n + step - 1) / step; }

@@ -87,12 +87,17 @@ static void place_groupk(const struct dvm_gemm *g, int64_t i, struct gemm_item *
 static bool dense(const struct dvm_gemm_mat *m) {
     return m->rs == gemm_size(m->t) || m->cs == gemm_size(m->t);
 }
+/* Rows that are fewer than packing is worth. Columns that are contiguous are turned once for every four rows. */
+static int64_t few_of(const struct dvm_gemm_mat *m, int64_t step, int64_t few) {
+    enum { TURNED = 4 };
+    return step == gemm_size(m->t) ? few : DVM_MIN(few, TURNED);
+}
 /* Streaming reads the large operand where it stands, in one of the two directions. */
 static enum gemm_way way_of(const struct dvm_gemm *g, const struct gemm_item *it) {
     if (g->panel) return WAY_BLOCK;
     int64_t few = gemm_all_bf16(g) ? 2 : DVM_GEMM_SMALL_M; /* the dot instruction does more rows */
-    if (it->m <= few && !g->pack_b && dense(&g->b)) return WAY_STREAM;
-    if (it->n <= few && !g->pack_a && dense(&g->a)) return WAY_STREAM_SWAP;
+    if (it->m <= few_of(&g->b, g->b.cs, few) && !g->pack_b && dense(&g->b)) return WAY_STREAM;
+    if (it->n <= few_of(&g->a, g->a.rs, few) && !g->pack_a && dense(&g->a)) return WAY_STREAM_SWAP;
     return WAY_BLOCK;
 }
 

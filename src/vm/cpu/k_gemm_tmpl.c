@@ -506,6 +506,12 @@ DVM_INLINE void clear_row(float *d, int64_t n) {
     for (; n > 0; n--) *d++ = 0;
 }
 
+/* A block of B is a short piece of many rows, which no processor sees coming: the same columns some rows ahead. */
+enum { ROWS_AHEAD = 8 };
+DVM_INLINE void fetch_ahead(const char *p, int64_t rs, int64_t bytes) {
+    for (int64_t at = 0; at < bytes; at += 64) DVM_PREFETCH(p + ROWS_AHEAD * rs + at);
+}
+
 DVM_INLINE void rows_contig(float *d, int64_t pitch, int64_t w, int64_t strip, bool pad,
                             const struct dvm_k_block *s, dvm_dtype t) {
     for (int64_t i = 0; i < s->rows; i++) {
@@ -513,11 +519,13 @@ DVM_INLINE void rows_contig(float *d, int64_t pitch, int64_t w, int64_t strip, b
         float *row = d + i * pitch;
         int64_t j = 0;
         for (; j + w <= s->cols; j += w, row += strip, p += w * size_of(t)) {
-            if (w == NR)
+            if (w == NR) {
+                fetch_ahead(p, s->rs, NR * size_of(t));
                 for (int v = 0; v < NV; v++)
                     vf_store(row + v * W, vf_load_t(p + v * W * size_of(t), t));
-            else
+            } else {
                 widen_row(row, p, t, w);
+            }
         }
         if (j == s->cols) continue;
         widen_row(row, p, t, s->cols - j);
@@ -663,8 +671,11 @@ static void row_pairs_contig(struct seen *e, uint32_t *d, int64_t strip,
         const char *p = s->p + i * s->rs, *q = i + 1 < s->rows ? p + s->rs : NULL;
         uint32_t *row = d + i / 2 * NR;
         int64_t j = 0;
-        for (; q && j + NR <= s->cols; j += NR, row += strip)
+        for (; q && j + NR <= s->cols; j += NR, row += strip) {
+            fetch_ahead(p + j * 2, s->rs, NR * 2);
+            fetch_ahead(q + j * 2, s->rs, NR * 2);
             zip_row(e, row, p + j * 2, q + j * 2, NR);
+        }
         for (; j < s->cols; j += NR, row += strip) {
             int64_t n = DVM_MIN(s->cols - j, NR);
             zip_row(e, row, p + j * 2, q ? q + j * 2 : NULL, n);
