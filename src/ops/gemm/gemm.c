@@ -4,6 +4,7 @@
 
 #include <stdatomic.h>
 #include <string.h>
+#include <time.h>
 
 #include "base/cpuflags.h"
 #include "base/err.h"
@@ -33,22 +34,47 @@ static bool dot_behaves(const struct dvm_k_gemm *k) {
     return memcmp(c, d, (size_t)k->nr * 4) == 0;
 }
 
+static int64_t now_ns(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
+}
+/* Zen does a dot product of pairs where it does a multiply-add; Sapphire Rapids does one in the time of four (82 GF beside
+ * 159 GF). Some microseconds, least of a few turns. */
+static bool dot_is_slow(const struct dvm_k_gemm *k) {
+    enum { PAIRS = 64, MR = 12, NR = 32, TURNS = 5 };
+    uint32_t zero[PAIRS * 2 * NR] = {0}, rows[MR * DVM_GEMM_KC] = {0};
+    float c[MR * NR];
+    int64_t dot = INT64_MAX, fma = INT64_MAX;
+    for (int i = 0; i < TURNS; i++) {
+        int64_t t0 = now_ns();
+        k->bf16(MR, NR, PAIRS, rows, zero, c, NR, true, (const char *)c, 0);
+        int64_t t1 = now_ns();
+        k->f32(MR, NR, (int64_t)2 * PAIRS, (const float *)(const void *)rows, DVM_GEMM_KC, 1,
+               (const float *)(const void *)zero, NR, c, NR, true, (const char *)c, 0);
+        dot = DVM_MIN(dot, t1 - t0);
+        fma = DVM_MIN(fma, now_ns() - t1);
+    }
+    return dot > fma;
+}
+
 dvm_status dvm_gemm_isa(const char *isa, struct dvm_gemm_isa *out) {
     struct dvm_dev dev;
     DVM_TRY(dvm_dev_cpu(isa, &dev));
-    *out = (struct dvm_gemm_isa){&dvm_k_gemm_base, false};
+    *out = (struct dvm_gemm_isa){.k = &dvm_k_gemm_base};
 #if defined(__x86_64__)
     if (!strcmp(dev.isa, "avx2")) out->k = &dvm_k_gemm_avx2;
     if (!strcmp(dev.isa, "avx512")) out->k = &dvm_k_gemm_avx512;
 #endif
     if (out->k->bf16 && (dvm_cpu_flags() & DVM_CPU_AVX512_BF16)) out->dot = dot_behaves(out->k);
+    if (out->dot) out->dot_is_slow = dot_is_slow(out->k);
     return DVM_OK;
 }
 
 /* ---- scratch */
 
 static bool use_pairs(const struct dvm_gemm *g, const struct dvm_gemm_isa *isa) {
-    return isa->dot && gemm_all_bf16(g);
+    return isa->dot && !isa->dot_is_slow && gemm_all_bf16(g);
 }
 
 static size_t part(size_t *total, size_t size) {

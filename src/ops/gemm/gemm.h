@@ -88,6 +88,8 @@ struct dvm_gemm {
 struct dvm_gemm_isa {
     const struct dvm_k_gemm *k;
     bool dot; /* the bf16 dot instruction is there and behaves */
+    bool
+        dot_is_slow; /* multiply-adds of f32 do the same in less time: not used, for the same bits */
 };
 dvm_status dvm_gemm_isa(const char *isa, struct dvm_gemm_isa *out);
 
