@@ -66,8 +66,11 @@ static int add(struct prog *p, int op, int type, int a, int b, int c) {
     return p->s.nins++;
 }
 
+static bool only_bf16; /* programs that read and write nothing else */
+
 static int dtype_of(int vt) {
     int t;
+    if (only_bf16 && vt == DVM_VT_F32) return DVM_BF16;
     do t = below(DVM_NDTYPE);
     while ((int)dvm_vt_of(t) != vt);
     return t;
@@ -108,6 +111,7 @@ static int load(struct prog *p, int vt) {
     static const uint8_t kinds[] = {DVM_OPND_CONTIG, DVM_OPND_CONTIG, DVM_OPND_CONTIG,
                                     DVM_OPND_ROW,    DVM_OPND_UNIF,   DVM_OPND_STRIDED};
     int kind = kinds[below((int)DVM_COUNT(kinds))];
+    if (only_bf16 && vt == DVM_VT_B1) return literal(p, vt);
     if (p->s.nopnd >= MAX_OPND - 8) return vt == DVM_VT_F64 ? -1 : literal(p, vt);
     if ((vt == DVM_VT_I32 || vt == DVM_VT_I64) && below(6) == 0) {
         int o = add_opnd(p, dvm_vt_dtype((enum dvm_vt)vt),
@@ -127,11 +131,16 @@ static int value(struct prog *p, int vt) {
     return below(2) && vt != DVM_VT_F64 ? literal(p, vt) : load(p, vt);
 }
 
+static bool wanted(int op) {
+    if (!dvm_bc_is_ew(op) || (op == DVM_OP_POW && below(4))) return false;
+    return !only_bf16 || (op != DVM_OP_CAST && dvm_bc_types(op) >> DVM_VT_F32 & 1);
+}
+
 static void operation(struct prog *p) {
     int op, vt, v[3] = {0};
     do op = below(DVM_NOP);
-    while (!dvm_bc_is_ew(op) || (op == DVM_OP_POW && below(4)));
-    do vt = below(3) ? DVM_VT_F32 : below(DVM_NVT);
+    while (!wanted(op));
+    do vt = only_bf16 || below(3) ? DVM_VT_F32 : below(DVM_NVT);
     while (!(dvm_bc_types(op) >> vt & 1) && (vt = below(DVM_NVT), !(dvm_bc_types(op) >> vt & 1)));
     int arity = dvm_op_table[op].arity;
     for (int k = 0; k < arity; k++) {
@@ -164,8 +173,8 @@ static void store(struct prog *p, int v) {
 static void fold(struct prog *p) {
     int red, vt;
     do red = below(DVM_NOP);
-    while (!dvm_bc_is_red(red));
-    do vt = below(DVM_VT_F64);
+    while (!dvm_bc_is_red(red) || (only_bf16 && !(dvm_bc_types(red) >> DVM_VT_F32 & 1)));
+    do vt = only_bf16 ? DVM_VT_F32 : below(DVM_VT_F64);
     while (!(dvm_bc_types(red) >> vt & 1));
     int v = value(p, vt), kind = p->s.mode == DVM_MODE_ROW ? DVM_OPND_ROW
                                  : below(4)                ? DVM_OPND_CONTIG
@@ -180,24 +189,26 @@ static void fold(struct prog *p) {
 static void random_program(struct prog *p) {
     static const int lengths[] = {1, 3, 8, 20, 60, 200};
     int count = 1 + below(lengths[below((int)DVM_COUNT(lengths))]), modes = below(4);
+    only_bf16 = below(4) == 0;
     memset(p, 0, sizeof *p);
     p->s.mode = (uint8_t)(modes == 1 ? DVM_MODE_ROW : modes == 2 ? DVM_MODE_COL : DVM_MODE_MAP);
     p->s.opnd = p->opnd;
     p->s.ins = p->ins;
     p->s.lit = p->lit;
     if (p->s.mode != DVM_MODE_COL && below(10) == 0) p->s.flags = DVM_STRIP_WHOLE_ROWS;
-    load(p, below(2) ? DVM_VT_F32 : below(DVM_VT_F64));
+    load(p, only_bf16 || below(2) ? DVM_VT_F32 : below(DVM_VT_F64));
     for (int k = 0; k < count; k++) {
         operation(p);
         if (p->s.flags && k < 100 && below(8) == 0) { /* no more than the tier takes */
-            int vt = below(2) ? DVM_VT_F32 : DVM_VT_I64, v = value(p, vt);
+            int vt = only_bf16 || below(2) ? DVM_VT_F32 : DVM_VT_I64, v = value(p, vt);
             if (v >= 0) add(p, DVM_BC_SCAN, vt, v, 0, 0);
         }
-        if (below(25) == 0) store(p, value(p, below(DVM_VT_F64)));
+        if (below(25) == 0) store(p, value(p, only_bf16 ? DVM_VT_F32 : below(DVM_VT_F64)));
         if (p->s.mode != DVM_MODE_MAP && below(20) == 0) fold(p);
     }
     int last = p->s.nins - 1;
-    while (!dvm_bc_is_value(p->ins[last].op)) last--;
+    while (!dvm_bc_is_value(p->ins[last].op) || (only_bf16 && p->ins[last].type != DVM_VT_F32))
+        last--;
     store(p, last);
     if (p->s.mode != DVM_MODE_MAP) fold(p);
 }

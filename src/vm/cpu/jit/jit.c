@@ -113,6 +113,7 @@ static dvm_status keep(const struct dvm_mem *m, const struct dvm_je *e, const st
     c->size = size;
     c->code_size = code_size;
     c->stream = p->stream;
+    c->pairs = b->pairs;
     c->fetch = p->fetch;
     c->width = (uint8_t)b->width;
     c->parts = parts;

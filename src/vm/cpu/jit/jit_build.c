@@ -156,9 +156,26 @@ static void find_late(struct dvm_jb *b) {
     }
 }
 
+/* Whether the body does the same to every element and moves nothing but bf16: then any unit may have any elements. */
+static bool can_pair(struct dvm_jb *b) {
+    const struct dvm_mlist *l = &b->list[J_BODY];
+    bool found = false;
+    for (uint32_t k = 0; k < l->n; k++) {
+        const struct dvm_mi *m = &l->p[k];
+        bool bf16 = m->op == M_BF16_LD || m->op == M_BF16_ST;
+        if (m->op == M_COLUMN || m->op == M_IOTA || (m->mem == J_OPND && !bf16)) return false;
+        found |= bf16;
+        b->joins |= m->op == M_BF16_ST;
+    }
+    for (int k = 0; k < b->nacc; k++)
+        if (b->acc[k].wide) return false;
+    return found && !b->calls && !b->nscan;
+}
+
 bool dvm_j_finish(struct dvm_jb *b) {
     if (b->failed) return true;
     drop_dead(b);
+    b->pairs = can_pair(b);
     if (!b->neon) find_late(b);
     b->hoisted = dvm_arena_raw(b->arena, b->nval * sizeof *b->hoisted);
     if (!b->hoisted) return false;

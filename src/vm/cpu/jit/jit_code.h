@@ -21,6 +21,7 @@ struct dvm_jit_code {
     size_t code_size; /* of the machine code */
     bool fetch;       /* has a loop that asks for memory ahead of time */
     bool stream;      /* has a loop with non-temporal stores */
+    bool pairs;       /* stores whole vectors of bf16 */
     bool scans;       /* columns of a row are done in order */
     uint8_t width;    /* 32-bit lanes of a vector */
     uint16_t nfold;

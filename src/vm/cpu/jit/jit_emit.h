@@ -31,6 +31,7 @@ struct dvm_je {
     bool by_unit; /* the other way round: all operations of a unit, then the next one */
     int list;     /* being emitted */
     bool masked;  /* in a tail */
+    bool paired;  /* units 2k and 2k + 1 are the even and the odd ones of the elements they cover */
     bool stream;
     bool fetch;    /* what is loaded is asked for ahead of time */
     bool acc_regs; /* accumulators are in registers here */
@@ -145,6 +146,17 @@ void dvm_j_forget(struct dvm_je *e, dvm_vid first, dvm_vid end);
 struct dvm_x_rm dvm_j_opnd(struct dvm_je *e, const struct dvm_mi *m, int u);
 struct dvm_x_rm dvm_j_frame_at(int32_t disp);
 int dvm_j_width_of(const struct dvm_je *e, int o); /* bytes of an element of operand o */
+
+/* A load or store of a vector, m->op the instruction; at, its address: what comes next is asked for. */
+void dvm_j_emit_load(struct dvm_je *e, const struct dvm_mi *m, int u);
+void dvm_j_emit_store(struct dvm_je *e, const struct dvm_mi *m, int u, int r);
+void dvm_j_fetch(struct dvm_je *e, const struct dvm_mi *m, int u, struct dvm_x_rm at);
+
+/* jit_bf16.c */
+void dvm_j_bf16_load(struct dvm_je *e, const struct dvm_mi *m, int u);
+void dvm_j_bf16_store(struct dvm_je *e, const struct dvm_mi *m, int u);
+/* Accumulators of paired units: their lanes in the order of the elements. */
+void dvm_j_unpair(struct dvm_je *e, int units);
 
 /* jit_pseudo.c */
 void dvm_j_pseudo(struct dvm_je *e, const struct dvm_mi *m, int u);

@@ -46,7 +46,9 @@ enum dvm_mop {
     M_SUB,      /* d = routine o of a (and b) */
     M_SKIP,     /* where mask a is true in all lanes, go on behind M_SKIP_END */
     M_SKIP_END, /* values disp .. o (first not) were made in between, and are nothing when it was skipped */
-    M_UMULH, /* d = high half of the unsigned products of a and b (AArch64) */
+    M_UMULH,   /* d = high half of the unsigned products of a and b (AArch64) */
+    M_BF16_LD, /* d = bf16 elements of operand o at the column, as f32; a: 0xffff0000 */
+    M_BF16_ST, /* upper halves of a, bf16, to operand o; b: 0xffff0000 */
     M_PART, /* scalar a to the part record at disp; attr: 0 four bytes, 1 eight, 2 + length: the vector */
     M_NOPS
 };
@@ -142,6 +144,8 @@ struct dvm_jb {
     bool calls;     /* has M_CALL or M_PICK */
     bool skips;     /* has M_SKIP */
     bool narrow;    /* AVX2: operands below 32 bits */
+    bool pairs;     /* all that moves is bf16: see jit_bf16.c */
+    bool joins;     /* and some of it is stored: pairs need both units at once */
     bool wide64;    /* AVX2: operands of 64 bits */
     unsigned len;   /* X_512 or X_256 */
     int width;      /* 32-bit lanes of a vector */
@@ -205,7 +209,7 @@ dvm_vid dvm_j_outer(struct dvm_jb *b, struct dvm_mi m);
 dvm_vid dvm_j_const32(struct dvm_jb *b, uint32_t bits);
 dvm_vid dvm_j_const64(struct dvm_jb *b, uint64_t bits);
 int32_t dvm_j_frame(struct dvm_jb *b, int32_t bytes);
-/* When everything is lowered: J_ENDS_A .. of the operations, b->hoisted. */
+/* When everything is lowered: J_ENDS_A .. of the operations, b->hoisted, b->pairs. */
 bool dvm_j_finish(struct dvm_jb *b);
 /* Bytes that every lane can be read from, placed in the pool as they are. */
 int32_t dvm_j_pool_bytes(struct dvm_jb *b, const void *p, uint32_t n);

@@ -153,6 +153,12 @@ static void leave(struct dvm_je *e, const struct dvm_jplan *p) {
 
 /* ---- accumulators */
 
+/* Accumulators in memory are in the order of the elements. */
+static bool is_paired(const struct dvm_je *e, int units) {
+    return e->b->pairs && units > 1 && !e->masked && (e->acc_regs || !e->b->nacc) &&
+           !(e->b->joins && e->by_unit);
+}
+
 static void load_ident(struct dvm_je *e, dvm_vid ident, int r) {
     int from = dvm_j_get(e, ident, 0);
     if (from != r) vec(e, X_VMOVAPS, e->full, r, dvm_x_reg(from));
@@ -183,6 +189,7 @@ static void start_accs(struct dvm_je *e, int units) {
 }
 
 static void save_accs(struct dvm_je *e, int units) {
+    if (is_paired(e, units)) dvm_j_unpair(e, units);
     for (int k = 0; k < e->b->nacc; k++)
         for (int u = 0; u < units; u++)
             vec(e, X_VMOVUPS_ST, e->full, e->b->acc[k].reg[u],
@@ -197,7 +204,9 @@ static void body(struct dvm_je *e, int units) {
         dvm_x_gpr(&e->e, G_MOV, false, J_R_ROW, dvm_x_reg(J_R_COL), 0);
         dvm_x_gpr(&e->e, G_AND_I8, false, 0, dvm_x_reg(J_R_ROW), DVM_TREE_LANES - 1);
     }
+    e->paired = is_paired(e, units);
     dvm_j_emit(e, J_BODY);
+    e->paired = false;
 }
 
 /* Units of columns while a whole one is left, limit in r11. Falls through at the end. */
@@ -432,6 +441,7 @@ static void end_group(struct dvm_je *e, int units) {
         dvm_x_land(&e->e, last);
     }
     e->unroll = units;
+    if (is_paired(e, units)) dvm_j_unpair(e, units);
     dvm_j_label(e, "end of a group");
     dvm_j_emit(e, J_END);
     if (e->band) dvm_x_land(&e->e, done);

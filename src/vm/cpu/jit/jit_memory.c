@@ -21,6 +21,20 @@ static dvm_vid moving(struct dvm_jb *b, int op, unsigned len, int o, int disp, u
     return v;
 }
 
+static dvm_vid moving_bf16(struct dvm_jb *b, int o) {
+    if (b->neon || b->z) return shift(b, X_VPSLLD, moving(b, X_VPMOVZXWD, b->len, o, 0, 0), 16);
+    struct dvm_mi m = {.op = M_BF16_LD,
+                       .attr = (uint8_t)b->len,
+                       .mem = J_OPND,
+                       .a = dvm_j_const32(b, 0xffff0000),
+                       .o = (uint16_t)o};
+    int keep = b->floor;
+    b->floor = DVM_MAX(keep, J_BODY);
+    dvm_vid v = dvm_j_op(b, J_V, m);
+    b->floor = keep;
+    return v;
+}
+
 static pair moving64(struct dvm_jb *b, int o) {
     int op = b->z ? X_VMOVDQU64 : X_VMOVUPS;
     pair r;
@@ -44,7 +58,7 @@ static pair load_moving(struct dvm_jb *b, int o, int dtype) {
     switch (dtype) {
     case DVM_BOOL: v = moving_bool(b, o); break;
     case DVM_F16: v = moving(b, X_VCVTPH2PS, b->len, o, 0, 0); break;
-    case DVM_BF16: v = shift(b, X_VPSLLD, moving(b, X_VPMOVZXWD, b->len, o, 0, 0), 16); break;
+    case DVM_BF16: v = moving_bf16(b, o); break;
     case DVM_U8: v = moving(b, X_VPMOVZXBD, b->len, o, 0, 0); break;
     case DVM_I8: v = moving(b, X_VPMOVSXBD, b->len, o, 0, 0); break;
     default: v = moving(b, X_VMOVUPS, b->len, o, 0, 0); break;
@@ -209,6 +223,25 @@ static void store_narrow(struct dvm_jb *b, int o, int size, dvm_vid x) {
         put(b, narrow_store(b, 1), X_128, o, 0, 0, bytes(b, x));
 }
 
+/* The upper halves of f32 lanes. */
+static void store_bf16(struct dvm_jb *b, int o, dvm_vid x) {
+    if (b->neon || b->z) {
+        store_narrow(b, o, 2, shift(b, X_VPSRLD, x, 16));
+        return;
+    }
+    struct dvm_mi m = {.op = M_BF16_ST,
+                       .attr = (uint8_t)b->len,
+                       .mem = J_OPND,
+                       .flags = J_STORE,
+                       .a = x,
+                       .b = dvm_j_const32(b, 0xffff0000),
+                       .o = (uint16_t)o};
+    int keep = b->floor;
+    b->floor = DVM_MAX(keep, J_BODY);
+    dvm_j_op(b, -1, m);
+    b->floor = keep;
+}
+
 static void store_bool(struct dvm_jb *b, int o, dvm_vid m) {
     if (!b->z) {
         store_narrow(b, o, 1, dvm_j_and(b, m, dvm_j_const32(b, 1)));
@@ -234,9 +267,7 @@ void dvm_j_store(struct dvm_jb *b, int o, pair v, bool bf16) {
         else
             put(b, narrow_store(b, 2), X_128, o, 0, 0, to_f16(b, v.lo));
         break;
-    case DVM_BF16:
-        store_narrow(b, o, 2, shift(b, X_VPSRLD, bf16 ? v.lo : to_bf16(b, v.lo), 16));
-        break;
+    case DVM_BF16: store_bf16(b, o, bf16 ? v.lo : to_bf16(b, v.lo)); break;
     case DVM_U8:
     case DVM_I8: store_narrow(b, o, 1, v.lo); break;
     case DVM_I64:

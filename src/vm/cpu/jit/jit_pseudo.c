@@ -447,6 +447,8 @@ void dvm_j_pseudo(struct dvm_je *e, const struct dvm_mi *m, int u) {
     case M_PICK: pick(e, m, u); break;
     case M_PICK_ROW: pick_row(e, m, u); break;
     case M_UMULH: umulh(e, m, u); break;
+    case M_BF16_LD: dvm_j_bf16_load(e, m, u); break;
+    case M_BF16_ST: dvm_j_bf16_store(e, m, u); break;
     case M_SKIP: skip(e, m, u); break;
     case M_SKIP_END: skip_end(e, m); break;
     default: part(e, m, u); break;

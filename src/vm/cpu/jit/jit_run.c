@@ -100,7 +100,7 @@ static int64_t columns_to_aligned(const struct dvm_jit_code *c, const args *a) {
     int64_t peel = -1;
     for (int o = 0; o < s->nopnd; o++) {
         if (s->opnd[o].role != DVM_ROLE_STORE) continue;
-        int size = size_of(c, o), unit = DVM_MIN(c->width * size, c->width * 4);
+        int size = size_of(c, o), unit = c->width * (c->pairs ? 4 : DVM_MIN(size, 4));
         int64_t off = (int64_t)((uintptr_t)a->opnd[o].ptr & (uintptr_t)(unit - 1));
         if (peel < 0) peel = off % size ? -1 : (unit - off) % unit / size;
         if (peel < 0 || (off + peel * size) % unit || (a->m > 1 && (peel || a->opnd[o].rs % unit)))
