@@ -25,6 +25,11 @@ struct dvm_k_attn {
     float (*scores)(float *s, const float *bias, const uint8_t *off, float scale, int64_t n);
     /* s[j] = e^(s[j] - m); returns the sum. No s[j] is above m. */
     float (*exps)(float *s, float m, int64_t n);
+    /* scores without bias and off, for `rows` rows that are `pitch` apart: top[r] is the larger one of m[r] and what it
+     * returns. exps, whose sum is added to l[r]; an m[r] of -inf counts as 0. */
+    void (*scores_rows)(float *s, int64_t pitch, int rows, float scale, int64_t n, const float *m,
+                        float *top);
+    void (*exps_rows)(float *s, int64_t pitch, int rows, const float *m, int64_t n, float *l);
     /* s[j] = e^(s[j] - m) * f, 0 where the power is 0 (f may be NaN). below: no s[j] is above m, which is faster. */
     void (*weights)(float *s, float m, float f, bool below, int64_t n);
     /* s[j] *= f, any n */

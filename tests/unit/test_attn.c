@@ -17,6 +17,7 @@
 
 #include "buffers.h"
 #include "graphs.h"
+#include "ops/attn/attn_call.h"
 
 enum { B = 2, NQ = 4, NKV = 2, SQ = 230, SKV = 300, D = 40, D2 = 72, LAST = 8 };
 
@@ -94,6 +95,85 @@ static void test_levels_and_threads(void **state) {
             dvm_ctx_destroy(&ctx);
         }
     assert_true(levels >= 4);
+}
+
+/* Whole tiles that are only scaled take another way than tiles with a bias, here of zeros. S does not fill the last
+ * block or tile; causal, so that both ways meet in one row. */
+static void test_plain_tiles(void **state) {
+    enum { S = 300, F = 24 };
+    static const char *const isa[] = {"base", "avx2", "avx512"};
+    static const int64_t dq[] = {1, 1, S, F}, ds[] = {1, 1, S, LAST}, dp[] = {1, 1, S, S};
+    static float in[3][S * F], zeros[S * S], o[2][S * F], m[S * LAST], l[2][S * LAST];
+    static float first[2][S * F];
+    uint64_t seed = 4;
+    (void)state;
+    for (int i = 0; i < 3 * S * F; i++) in[i / (S * F)][i % (S * F)] = rnd(&seed);
+    for (int mode = 0; mode < 4; mode += 3)
+        for (int level = 0, levels = 0; level < 3; level++) {
+            dvm_ctx *ctx;
+            if (dvm_ctx_create(&(dvm_options){.isa = isa[level], .threads = 1}, &ctx)) continue;
+            for (int way = 0; way < 2; way++) {
+                dvm_arg a[3], bias = {.data = zeros, .dims = dp, .rank = 4, .dtype = DVM_F32};
+                for (int i = 0; i < 3; i++)
+                    a[i] = (dvm_arg){.data = in[i], .dims = dq, .rank = 4, .dtype = DVM_F32};
+                dvm_arg ao = a[0], am = {.data = m, .dims = ds, .rank = 4, .dtype = DVM_F32};
+                dvm_arg al = am;
+                ao.data = o[way], al.data = l[way];
+                dvm_attn c = {.query = &a[0],
+                              .key = &a[1],
+                              .value = &a[2],
+                              .pse = way ? &bias : NULL,
+                              .head_num = 1,
+                              .input_layout = "BNSD",
+                              .scale = 0.7,
+                              .keep_prob = 1,
+                              .sparse_mode = mode,
+                              .pre_tockens = DVM_ATTN_ALL,
+                              .next_tockens = DVM_ATTN_ALL};
+                memset(o[way], 0xff, sizeof o[way]);
+                if (dvm_attn_forward(ctx, &c, (const dvm_arg *const[]){&ao, &am, &al}))
+                    fail_msg("%s", dvm_error_text());
+            }
+            assert_memory_equal(o[0], o[1], sizeof o[0]);
+            assert_memory_equal(l[0], l[1], sizeof l[0]);
+            if (levels++ == 0) memcpy(first[mode / 3], o[0], sizeof o[0]);
+            assert_memory_equal(o[0], first[mode / 3], sizeof o[0]);
+            dvm_ctx_destroy(&ctx);
+        }
+}
+
+/* Against libm: every level alike, the promised error, 1 at 0, 0 far below, NaN and excluded places. */
+static void test_exponentials(void **state) {
+    enum { N = 1 << 14 };
+    static const char *const isa[] = {"base", "avx2", "avx512"};
+    static float x[N], first[N], got[N];
+    uint64_t seed = 5;
+    int levels = 0;
+    (void)state;
+    for (int i = 0; i < N; i++) x[i] = -fabsf(rnd(&seed)) * (i % 2 ? 90.0f : 2.0f);
+    const float special[] = {0, -0.0f, NAN, -INFINITY, -1e30f, -88.5f, -87.7f, -1e-30f};
+    memcpy(x, special, sizeof special);
+    for (int level = 0; level < 3; level++) {
+        struct attn_isa k;
+        if (dvm_attn_isa(isa[level], &k)) continue;
+        memcpy(got, x, sizeof x);
+        float sum = k.k->exps(got, 0, N);
+        assert_true(isnan(sum));
+        if (levels++ == 0) memcpy(first, got, sizeof got);
+        assert_memory_equal((char *)got + sizeof special, (char *)first + sizeof special,
+                            sizeof got - sizeof special);
+        memcpy(got, x, sizeof x);
+        k.k->weights(got, 0, NAN, true, DVM_ATTN_LANES);
+        for (int i = 0; i < 8; i++) assert_true(i < 3 || i == 7 ? isnan(got[i]) : got[i] == 0);
+    }
+    assert_true(levels > 0);
+    assert_true(first[0] == 1 && first[1] == 1 && isnan(first[2]) && first[7] == 1);
+    for (int i = 3; i < 7; i++) assert_true(first[i] == 0);
+    for (int i = 8; i < N; i++) {
+        double want = exp((double)x[i]), bound = want * (1.8 * 0x1p-23 - x[i] * 0x1p-28) + 0x1p-126;
+        if (!(fabs(first[i] - want) <= bound))
+            fail_msg("e^%a is %a", (double)x[i], (double)first[i]);
+    }
 }
 
 static dvm_ctx *shared;
@@ -323,7 +403,8 @@ static void test_refusals(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_levels_and_threads), cmocka_unit_test(test_callers_at_once),
+        cmocka_unit_test(test_levels_and_threads), cmocka_unit_test(test_plain_tiles),
+        cmocka_unit_test(test_exponentials),       cmocka_unit_test(test_callers_at_once),
         cmocka_unit_test(test_out_of_memory),      cmocka_unit_test(test_unseen_keys_are_not_read),
         cmocka_unit_test(test_few_rows),           cmocka_unit_test(test_refusals),
     };

@@ -41,14 +41,14 @@ struct forward {
 
 /* ---- one block and one tile */
 
-/* What the sums so far must be multiplied by, now that the maximum is new[r]. */
+/* What the sums so far must be multiplied by, now that the maximum is now[r]. */
 static void rescale(struct attn_work *w, struct state *st, const float *now) {
     float *f = w->scratch;
     int64_t n = attn_up(st->blk.m, DVM_ATTN_LANES), pitch = attn_pitch(w->a->d2);
-    for (int r = 0; r < n; r++) f[r] = r < st->blk.m && st->m[r] != now[r] ? st->m[r] - now[r] : 0;
+    for (int r = 0; r < n; r++) f[r] = st->m[r] == now[r] ? 0 : st->m[r] - now[r];
     w->k->weights(f, 0, 1, true, n);
+    memcpy(st->m, now, sizeof st->m);
     for (int r = 0; r < st->blk.m; r++) {
-        st->m[r] = now[r];
         if (f[r] == 1) continue;
         st->l[r] *= f[r];
         w->k->scale(st->o + r * pitch, f[r], w->a->d2);
@@ -70,10 +70,40 @@ static void weigh(struct attn_work *w, struct state *st, const struct attn_tile 
     w->k->times(s + w->from[r], w->z + w->from[r], w->to[r] - w->from[r]);
 }
 
+/* Scores of the tile to weights, row by row. */
+static void soften(struct attn_work *w, struct state *st, const struct packed *p, float *now) {
+    int m = st->blk.m, mr = w->g->mr, a[ATTN_BM], b[ATTN_BM];
+    for (int r = 0; r < m; r++) {
+        float top = dvm_attn_row(w, &st->blk, &p->t, r, !p->clean, &a[r], &b[r]);
+        now[r] = top > st->m[r] ? top : st->m[r];
+    }
+    rescale(w, st, now);
+    for (int r = 0; r < m; r += mr) {
+        struct attn_range hull = dvm_attn_hull(w, r, DVM_MIN(r + mr, m));
+        for (int i = r; i < DVM_MIN(r + mr, m); i++) weigh(w, st, &p->t, i, a[i], b[i], hull);
+    }
+}
+
+/* Whether all rows see the same whole groups of keys, and scores are scaled only. After dvm_attn_see. */
+static bool plain(const struct attn_work *w, const struct packed *p) {
+    const struct attn *s = w->a;
+    return w->alike && p->clean && !s->mask.p && !s->pse.p && !s->dropout && !s->flex &&
+           w->from[0] % DVM_ATTN_LANES == 0 && w->to[0] % DVM_ATTN_LANES == 0;
+}
+
+static void soften_plain(struct attn_work *w, struct state *st, float *now) {
+    float *s = w->s + w->from[0];
+    int n = w->to[0] - w->from[0];
+    w->k->scores_rows(s, ATTN_PITCH, st->blk.m, w->a->scale, n, st->m, now);
+    rescale(w, st, now);
+    w->k->exps_rows(s, ATTN_PITCH, st->blk.m, st->m, n, st->l);
+}
+
 static void step(struct attn_work *w, struct state *st, const struct packed *p) {
     const struct attn_tile *t = &p->t;
-    int m = st->blk.m, mr = w->g->mr, a[ATTN_BM], b[ATTN_BM];
+    int m = st->blk.m;
     float now[ATTN_BM];
+    memcpy(now, st->m, sizeof now);
     if (p->in_place)
         dvm_attn_scores_in_place(w, m, t, st->q, w->s);
     else
@@ -82,15 +112,10 @@ static void step(struct attn_work *w, struct state *st, const struct packed *p) 
         w->flex.raw = w->s;
         dvm_attn_flex_scores(w, &st->blk, t->j0);
     }
-    for (int r = 0; r < m; r++) {
-        float top = dvm_attn_row(w, &st->blk, t, r, !p->clean, &a[r], &b[r]);
-        now[r] = top > st->m[r] ? top : st->m[r];
-    }
-    rescale(w, st, now);
-    for (int r = 0; r < m; r += mr) {
-        struct attn_range hull = dvm_attn_hull(w, r, DVM_MIN(r + mr, m));
-        for (int i = r; i < DVM_MIN(r + mr, m); i++) weigh(w, st, t, i, a[i], b[i], hull);
-    }
+    if (plain(w, p))
+        soften_plain(w, st, now);
+    else
+        soften(w, st, p, now);
     if (p->in_place)
         dvm_attn_over_keys_in_place(w, m, t, w->s, st->o, p->vb);
     else
@@ -103,10 +128,10 @@ static void begin(struct attn_work *w, struct state *st) {
     const struct attn *s = w->a;
     dvm_attn_pack_rows(w, st->q, &s->q, &st->blk, s->d);
     memset(st->o, 0, (size_t)st->blk.m * (size_t)attn_pitch(s->d2) * 4);
-    for (int r = 0; r < st->blk.m; r++) {
+    for (int r = 0; r < ATTN_BM; r++) {
         st->m[r] = -INFINITY;
         st->l[r] = 0;
-        if (!s->sink.p) continue;
+        if (!s->sink.p || r >= st->blk.m) continue;
         st->m[r] =
             *(const float *)(const void *)attn_at(&s->sink, 0, st->blk.n0 + r / st->blk.rows, 0);
         st->l[r] = st->m[r] == -INFINITY ? 0 : 1;
@@ -184,13 +209,6 @@ static struct attn_range keys_of(const struct attn_seq *q, const struct state *s
     return all;
 }
 
-/* Few rows that all see the same keys. After dvm_attn_see. */
-static bool few_alike(const struct attn_work *w, int m) {
-    for (int r = 1; r < m; r++)
-        if (w->from[r] != w->from[0] || w->to[r] != w->to[0]) return false;
-    return m <= DVM_GEMM_SMALL_M;
-}
-
 static void pack(struct attn_work *w, struct packed *p) {
     const struct attn *s = w->a;
     p->clean = true;
@@ -218,7 +236,7 @@ static void unit(const struct forward *f, struct attn_work *w, struct state *st,
             struct packed *p = &tile[tiles];
             p->t = (struct attn_tile){.b = b, .h = h, .j0 = j0};
             if (!tile_of(w, st, n, &p->t)) continue;
-            p->in_place = f->in_place && n == 1 && few_alike(w, st[0].blk.m);
+            p->in_place = f->in_place && n == 1 && w->alike && st[0].blk.m <= DVM_GEMM_SMALL_M;
             pack(w, p);
             tiles++;
         }
@@ -299,7 +317,7 @@ dvm_status dvm_attn_run_forward(const struct attn *s, const struct attn_isa *isa
     dvm_attn_seqs(s, seq);
     f.seq = seq;
     int threads = pool ? dvm_pool_size(pool) : 1;
-    while (f.run > 1 && count(&f, NULL) < 3 * (int64_t)threads) f.run /= 2;
+    while (threads > 1 && f.run > 1 && count(&f, NULL) < 3 * (int64_t)threads) f.run /= 2;
     int64_t units = count(&f, first);
     threads = (int)DVM_MAX(1, DVM_MIN(threads, units));
     f.units = (struct attn_units){.first = first, .nseq = s->nseq};

@@ -159,17 +159,32 @@ static bool all_masked(const struct attn_work *w, const struct attn_block *blk, 
     return true;
 }
 
+/* Keys of row i of the sequence, counted from key j0, in the tile there; 0, 0: none. */
+static struct attn_range in_tile(const struct attn_seq *q, int64_t i, int64_t j0) {
+    struct attn_range k = attn_row_keys(q, i);
+    k.from = attn_clamp(k.from - j0, ATTN_BN);
+    k.to = attn_clamp(k.to - j0, ATTN_BN);
+    return k.from < k.to ? k : (struct attn_range){0, 0};
+}
+
+/* Ends of the intervals do not decrease from row to row: where the first and the last row see the same, all do. */
 bool dvm_attn_see(struct attn_work *w, const struct attn_block *blk, int64_t j0) {
+    w->alike = false;
     if (w->a->flex) return dvm_attn_flex_see(w, blk, j0);
     const struct attn_seq *q = &w->seq[blk->b];
-    bool any = false;
-    for (int64_t i = 0; i < blk->rows; i++) {
-        struct attn_range k = attn_row_keys(q, blk->i0 + i);
-        int from = (int)attn_clamp(k.from - j0, ATTN_BN), to = (int)attn_clamp(k.to - j0, ATTN_BN);
-        any |= from < to;
+    struct attn_range k = in_tile(q, blk->i0, j0), last = in_tile(q, blk->i0 + blk->rows - 1, j0);
+    w->alike = k.from == last.from && k.to == last.to;
+    bool any = w->alike && k.from < k.to;
+    for (int r = 0; w->alike && r < blk->m; r++) {
+        w->from[r] = (int)k.from;
+        w->to[r] = (int)k.to;
+    }
+    for (int64_t i = 0; !w->alike && i < blk->rows; i++) {
+        k = in_tile(q, blk->i0 + i, j0);
+        any |= k.from < k.to;
         for (int64_t r = i; r < blk->m; r += blk->rows) {
-            w->from[r] = from < to ? from : 0;
-            w->to[r] = from < to ? to : 0;
+            w->from[r] = (int)k.from;
+            w->to[r] = (int)k.to;
         }
     }
     return any && !(w->a->mask.p && all_masked(w, blk, j0));

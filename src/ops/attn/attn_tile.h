@@ -55,6 +55,7 @@ struct attn_work {
     float *kt, *vt, *kb, *s, *t, *bias, *z;
     uint8_t *off;
     int from[ATTN_BM], to[ATTN_BM]; /* keys of each row of the block, in the tile */
+    bool alike;                     /* they are the same for all rows */
     float scratch[ATTN_BM + DVM_ATTN_LANES];
     struct attn_flex_work flex;
 };
@@ -82,7 +83,7 @@ void dvm_attn_pack_keys(const struct attn_work *w, float *d, const struct attn_m
 bool dvm_attn_finite(const struct attn_work *w, const float *d, int64_t from, int64_t to,
                      int64_t features);
 
-/* Fills from and to. False: no row of the block sees a key of the tile, as far as intervals and mask say. */
+/* Fills from, to and alike. False: no row of the block sees a key of the tile, as far as intervals and mask say. */
 bool dvm_attn_see(struct attn_work *w, const struct attn_block *blk, int64_t j0);
 /* Hull of the keys of rows [r0, r1). */
 struct attn_range dvm_attn_hull(const struct attn_work *w, int r0, int r1);

@@ -10,7 +10,8 @@
 
 enum { LANES = DVM_ATTN_LANES };
 
-/* ---- LANES floats: what the compiler does not make of loops by itself. max is a > b ? a : b. */
+/* ---- LANES floats: what the compiler does not make of loops by itself. max is a > b ? a : b; shl23 moves the bits of
+ * a float to the left; nonzero is b where a is not zero, else 0. */
 
 #if defined(__AVX512F__)
 #include <immintrin.h>
@@ -20,6 +21,11 @@ typedef __m512 vf;
 #define vf_load(p) _mm512_loadu_ps(p)
 #define vf_store(p, v) _mm512_storeu_ps(p, v)
 #define vf_add(a, b) _mm512_add_ps(a, b)
+#define vf_sub(a, b) _mm512_sub_ps(a, b)
+#define vf_fma(a, b, c) _mm512_fmadd_ps(a, b, c)
+#define vf_shl23(a) _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_castps_si512(a), 23))
+#define vf_nonzero(a, b)                                                            \
+    _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(a, _mm512_setzero_ps(), _CMP_NEQ_UQ), b)
 #define vf_mul(a, b) _mm512_mul_ps(a, b)
 #define vf_max(a, b) _mm512_max_ps(a, b)
 #elif defined(__AVX2__)
@@ -30,6 +36,10 @@ typedef __m256 vf;
 #define vf_load(p) _mm256_loadu_ps(p)
 #define vf_store(p, v) _mm256_storeu_ps(p, v)
 #define vf_add(a, b) _mm256_add_ps(a, b)
+#define vf_sub(a, b) _mm256_sub_ps(a, b)
+#define vf_fma(a, b, c) _mm256_fmadd_ps(a, b, c)
+#define vf_shl23(a) _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_castps_si256(a), 23))
+#define vf_nonzero(a, b) _mm256_and_ps(_mm256_cmp_ps(a, _mm256_setzero_ps(), _CMP_NEQ_UQ), b)
 #define vf_mul(a, b) _mm256_mul_ps(a, b)
 #define vf_max(a, b) _mm256_max_ps(a, b)
 #else
@@ -39,6 +49,10 @@ typedef float vf;
 #define vf_load(p) (*(p))
 #define vf_store(p, v) (*(p) = (v))
 #define vf_add(a, b) ((a) + (b))
+#define vf_sub(a, b) ((a) - (b))
+#define vf_fma(a, b, c) xc_fma(a, b, c)
+#define vf_shl23(a) xc_float((int32_t)((uint32_t)xc_bits(a) << 23))
+#define vf_nonzero(a, b) ((a) == 0.0f ? 0.0f : (b))
 #define vf_mul(a, b) ((a) * (b))
 #define vf_max(a, b) ((a) > (b) ? (a) : (b))
 #endif
@@ -78,7 +92,7 @@ static float largest(const float *s, int64_t n) {
 
 /* ---- scores and weights */
 
-static float scores_plain(float *s, float scale, int64_t n) {
+DVM_INLINE float scores_plain(float *s, float scale, int64_t n) {
     vf acc[NV], f = vf_set1(scale);
     for (int i = 0; i < NV; i++) acc[i] = vf_set1(-INFINITY);
     for (int64_t j = 0; j < n; j += LANES)
@@ -88,6 +102,13 @@ static float scores_plain(float *s, float scale, int64_t n) {
             acc[i] = vf_max(x, acc[i]);
         }
     return max_of(acc);
+}
+static void scores_rows(float *s, int64_t pitch, int rows, float scale, int64_t n, const float *m,
+                        float *top) {
+    for (int r = 0; r < rows; r++) {
+        float t = scores_plain(s + r * pitch, scale, n);
+        top[r] = t > m[r] ? t : m[r];
+    }
 }
 static void add_bias(float *DVM_RESTRICT s, const float *DVM_RESTRICT bias, int64_t n) {
     for (int64_t j = 0; j < n; j++) s[j] += bias[j];
@@ -104,36 +125,50 @@ static float scores(float *s, const float *bias, const uint8_t *off, float scale
     return largest(s, n);
 }
 
-/* x_exp for x <= 0 or NaN: the limit above and the choice of the factor fall away, the bits stay. */
-DVM_INLINE float exp_below(float x) {
-    float c = -104.0f > x ? -104.0f : x;
-    float t = xc_fma(c, 0x1.715476p0f, X_MAGIC);
-    float n = t - X_MAGIC;
-    float r = xc_fma(n, 0x1.05c61p-29f, xc_fma(n, -0x1.62e43p-1f, c));
-    float p = xc_fma(xc_fma(x_exp_q(r), r, 1.0f), r, 1.0f);
-    return x_scale(p, n, t, 1);
+/* e^x for x <= 0 or NaN: 2^n p(r), n the nearest integer to x log2 e, r = x - n ln 2 in +-0.347 with one rounding of
+ * ln 2. Within 1.8 units in the last place and |x| 2^-28; a score of size |x| is itself off by |x| 2^-24, so a longer
+ * polynomial would show nothing. From -87.69 down the result is 0: no weight is that small beside the largest. BIAS
+ * leaves n + 127 in the low bits of t; they are the exponent of 2^n, and with n = -127, where the limit is, 0. */
+DVM_INLINE vf exp_below(vf x) {
+    const float bias = 0x1.8p23f + 127;
+    vf c = vf_max(vf_set1(-88.0f), x);
+    vf t = vf_fma(c, vf_set1(0x1.715476p0f), vf_set1(bias));
+    vf n = vf_sub(t, vf_set1(bias));
+    vf r = vf_fma(n, vf_set1(-0x1.62e43p-1f), c);
+    vf p = vf_fma(r, vf_set1(0x1.0fa17ep-7f), vf_set1(0x1.573ae4p-5f));
+    p = vf_fma(p, r, vf_set1(0x1.555a7ep-3f));
+    p = vf_fma(p, r, vf_set1(0x1.fffdc4p-2f));
+    p = vf_fma(p, r, vf_set1(0x1.fffff6p-1f));
+    p = vf_fma(p, r, vf_set1(1.0f));
+    return vf_mul(p, vf_shl23(t));
 }
 
-static float exps(float *s, float m, int64_t n) {
-    vf acc[NV];
+DVM_INLINE float exps(float *s, float m, int64_t n) {
+    vf acc[NV], top = vf_set1(m);
     for (int i = 0; i < NV; i++) acc[i] = vf_set1(0);
-    for (int64_t j = 0; j < n; j += LANES) {
-        for (int l = 0; l < LANES; l++) s[j + l] = exp_below(s[j + l] - m);
-        for (int i = 0; i < NV; i++) acc[i] = vf_add(acc[i], vf_load(s + j + i * W));
-    }
+    for (int64_t j = 0; j < n; j += LANES)
+        for (int i = 0; i < NV; i++) {
+            float *at = s + j + i * W;
+            vf e = exp_below(vf_sub(vf_load(at), top));
+            vf_store(at, e);
+            acc[i] = vf_add(acc[i], e);
+        }
     return sum_of(acc);
 }
+static void exps_rows(float *s, int64_t pitch, int rows, const float *m, int64_t n, float *l) {
+    for (int r = 0; r < rows; r++) l[r] += exps(s + r * pitch, m[r] == -INFINITY ? 0.0f : m[r], n);
+}
 static void weights(float *s, float m, float f, bool below, int64_t n) {
-    if (below) {
-        for (int64_t j = 0; j < n; j++) {
-            float e = exp_below(s[j] - m), v = e * f;
-            s[j] = e == 0.0f ? 0.0f : v;
+    vf top = vf_set1(m), factor = vf_set1(f);
+    for (int64_t j = 0; below && j < n; j += LANES)
+        for (int i = 0; i < NV; i++) {
+            float *at = s + j + i * W;
+            vf e = exp_below(vf_sub(vf_load(at), top));
+            vf_store(at, vf_nonzero(e, vf_mul(e, factor)));
         }
-    } else {
-        for (int64_t j = 0; j < n; j++) {
-            float e = x_exp(s[j] - m), v = e * f;
-            s[j] = e == 0.0f ? 0.0f : v;
-        }
+    for (int64_t j = 0; !below && j < n; j++) {
+        float e = x_exp(s[j] - m), v = e * f;
+        s[j] = e == 0.0f ? 0.0f : v;
     }
 }
 
@@ -217,6 +252,8 @@ static void chain(float *c, int64_t n, const float *a, int64_t step, const uint8
 const struct dvm_k_attn K_TABLE(attn) = {
     .scores = scores,
     .exps = exps,
+    .scores_rows = scores_rows,
+    .exps_rows = exps_rows,
     .weights = weights,
     .scale = scale_row,
     .times = times,
