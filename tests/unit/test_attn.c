@@ -287,6 +287,107 @@ static void test_unseen_keys_are_not_read(void **state) {
     munmap(v.map, v.size);
 }
 
+/* ---- work ---------------------------------------------------------------------------------------------------------- */
+
+/* Products that only count: multiply-adds, and elements of keys and values that are packed. */
+static int64_t products, packed;
+static void count_f32(int m, int n, int64_t k, const float *a, int64_t ars, int64_t acs,
+                      const float *b, int64_t bs, float *c, int64_t ldc, bool first,
+                      const char *next, int64_t step) {
+    (void)a, (void)ars, (void)acs, (void)b, (void)bs, (void)next, (void)step;
+    products += (int64_t)m * n * k;
+    for (int r = 0; first && r < m; r++) memset(c + r * ldc, 0, (size_t)n * 4);
+}
+static void count_rows(float *d, int64_t pitch, int64_t w, int64_t strip, bool pad,
+                       const struct dvm_k_block *s) {
+    (void)d, (void)pitch, (void)w, (void)strip, (void)pad;
+    packed += s->rows * s->cols;
+}
+static void no_scores(float *s, int64_t pitch, int rows, float scale, int64_t n, const float *m,
+                      float *top) {
+    (void)s, (void)pitch, (void)scale, (void)n;
+    memcpy(top, m, (size_t)rows * 4);
+}
+static void no_exps(float *s, int64_t pitch, int rows, const float *m, int64_t n, float *l) {
+    (void)s, (void)pitch, (void)rows, (void)m, (void)n, (void)l;
+}
+
+/* One head of s packed rows, all views of one row; fills products and packed. */
+static void count_work(int64_t s, bool backward, dvm_attn a) {
+    enum { F = 32 };
+    static float row[F];
+    const int64_t dims[] = {s, 1, F}, stat[] = {s, 1, LAST}, none[] = {0, 0, 1},
+                  whole[] = {F, F, 1};
+    dvm_arg in = {.data = row, .dims = dims, .rank = 3, .dtype = DVM_F32, .strides = none};
+    dvm_arg g[3], top = {.data = row, .dims = stat, .rank = 3, .dtype = DVM_F32, .strides = none};
+    dvm_arg m[2];
+    const dvm_arg *out[5] = {&g[0], &m[0], &m[1]};
+    struct dvm_mem mem = {.fn = dvm_mem_system};
+    struct attn checked;
+    struct attn_isa isa;
+    for (int i = 0; i < 3; i++) {
+        g[i] = in;
+        g[i].strides = whole;
+        g[i].data = malloc((size_t)(s * F) * 4);
+    }
+    for (int i = 0; i < 2; i++) {
+        m[i] = (dvm_arg){.dims = stat, .rank = 3, .dtype = DVM_F32};
+        m[i].data = malloc((size_t)(s * LAST) * 4);
+    }
+    a.flags |= DVM_ATTN_SWA;
+    a.query = a.key = a.value = a.dy = a.attention_in = &in;
+    a.softmax_max = a.softmax_sum = &top;
+    a.head_num = 1, a.input_layout = a.softmax_layout = "TND", a.scale = a.keep_prob = 1;
+    a.actual_seq_qlen = a.actual_seq_kvlen = &s, a.nqlen = a.nkvlen = 1;
+    assert_int_equal(dvm_attn_isa("base", &isa), DVM_OK);
+    struct dvm_k_gemm gemm = *isa.g;
+    struct dvm_k_attn attn = *isa.k;
+    gemm.f32 = count_f32, gemm.rows = count_rows;
+    attn.scores_rows = no_scores, attn.exps_rows = no_exps;
+    isa = (struct attn_isa){&gemm, &attn};
+    products = packed = 0;
+    if (dvm_attn_check(&a, backward, &checked)) fail_msg("%s", dvm_error_text());
+    if (backward) {
+        out[1] = &g[1], out[2] = &g[2];
+        assert_int_equal(dvm_attn_bind_backward(&checked, out), DVM_OK);
+        assert_int_equal(dvm_attn_run_backward(&checked, &isa, NULL, &mem), DVM_OK);
+    } else {
+        assert_int_equal(dvm_attn_bind_forward(&checked, out), DVM_OK);
+        assert_int_equal(dvm_attn_run_forward(&checked, &isa, NULL, &mem), DVM_OK);
+    }
+    for (int i = 0; i < 3; i++) free(g[i].data);
+    for (int i = 0; i < 2; i++) free(m[i].data);
+}
+
+/* F16: 128 times fewer visible pairs are at least ten times less work. */
+static void test_case_F16(void **state) {
+    dvm_attn window = {.pre_tockens = 127},
+             all = {.pre_tockens = DVM_ATTN_ALL, .next_tockens = DVM_ATTN_ALL};
+    (void)state;
+    count_work(16385, false, window);
+    const int64_t some = products, few = packed;
+    count_work(16385, false, all);
+    assert_true(some > 0 && some * 10 <= products);
+    assert_true(few > 0 && few * 3 <= packed);
+}
+
+/* P7: with a window of 1024 the work grows with the rows, and is little more than that of the visible pairs. */
+static void test_case_P7(void **state) {
+    const dvm_attn window = {.pre_tockens = 1023, .sparse_mode = 4};
+    (void)state;
+    for (int backward = 0; backward < 2; backward++) {
+        int64_t first = 0;
+        for (int64_t s = 8192; s <= 32768; s *= 2) {
+            const int64_t pairs = 1024 * 1025 / 2 + (s - 1024) * 1024;
+            count_work(s, backward, window);
+            if (s == 8192) first = products;
+            assert_true(products <= first / 8192 * s * 11 / 10);
+            assert_true(products >= pairs * 32 * (backward ? 5 : 2));
+            assert_true(products <= pairs * 32 * (backward ? 5 : 2) * 5 / 4);
+        }
+    }
+}
+
 /* ---- few rows, whose keys are read where they stand --------------------------------------------------------------- */
 
 /* Keys and values by rows, and by columns, where they are packed: the same bits, on every level. Up to the end of a
@@ -406,6 +507,7 @@ int main(void) {
         cmocka_unit_test(test_levels_and_threads), cmocka_unit_test(test_plain_tiles),
         cmocka_unit_test(test_exponentials),       cmocka_unit_test(test_callers_at_once),
         cmocka_unit_test(test_out_of_memory),      cmocka_unit_test(test_unseen_keys_are_not_read),
+        cmocka_unit_test(test_case_F16),           cmocka_unit_test(test_case_P7),
         cmocka_unit_test(test_few_rows),           cmocka_unit_test(test_refusals),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
