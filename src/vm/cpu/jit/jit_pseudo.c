@@ -130,12 +130,13 @@ static void tail(struct dvm_je *e, const struct dvm_mi *m, int u) {
     }
 }
 
-/* An accumulator in memory. ROW: the 64 lanes of the block, rsi is the lane of the unit; COL: a unit after the other. */
+/* An accumulator in memory. ROW: the 64 lanes of the block, from rsi on; COL: a unit after the other. */
 static struct dvm_x_rm acc_at(const struct dvm_je *e, const struct dvm_mi *m, int u) {
     const struct dvm_jacc *a = &e->b->acc[m->o];
-    int vector = e->b->width * 4, disp = a->lanes + (a->high ? vector : 0);
+    int vector = e->b->width * 4;
+    int disp = a->lanes + (a->high ? vector : 0) + u * vector * (a->wide ? 2 : 1);
     if (e->b->s->mode == DVM_MODE_ROW) return dvm_x_idx(J_R_FRAME, J_R_ROW, a->wide ? 3 : 2, disp);
-    return dvm_j_frame_at(disp + u * vector * (a->wide ? 2 : 1));
+    return dvm_j_frame_at(disp);
 }
 
 static void acc_load(struct dvm_je *e, const struct dvm_mi *m, int u) {
