@@ -1,6 +1,8 @@
 """Registration, options and what a user sees of the backend: summary, errors, reset."""
 
+import gc
 import logging
+import weakref
 
 import pytest
 
@@ -8,6 +10,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("_dvm")
 
 import dvm.torch  # noqa: E402
+from dvm.torch import backend as engine  # noqa: E402
 from dvm.torch.options import Options, is_disabled, parse_options  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("fresh")
@@ -106,3 +109,29 @@ def test_log_names_fallbacks(caplog):
     with caplog.at_level(logging.INFO, "dvm.torch"):
         torch.compile(lambda x: torch.relu(x @ x), backend="dvm")(torch.randn(4, 4))
     assert any("aten.mm.default" in m for m in caplog.messages)
+
+
+def test_kept_kernels_do_not_keep_graphs(fresh):
+    """A kernel stays for the next graph that has it; the graph it was made of goes."""
+    nodes = []
+
+    def watch(record, program):
+        nodes.extend(weakref.ref(n) for k in program.kernels for n in k.nodes)
+
+    engine.watchers.append(watch)
+    try:
+        f = torch.compile(lambda x, i: (x.exp() + 123)[i], backend="dvm")
+        f(torch.ones(3), torch.tensor([0]))
+    finally:
+        engine.watchers.remove(watch)
+    built = engine.kernels_built()
+    assert nodes
+    del f
+    torch._dynamo.reset()
+    gc.collect()
+    assert not [n for n in nodes if n() is not None]
+    g = torch.compile(lambda x, i: (x.exp() + 123)[i], backend="dvm")
+    g(torch.ones(3), torch.tensor([0]))
+    assert engine.kernels_built() == built
+    with pytest.raises(IndexError, match="index 5 is out of bounds"):
+        g(torch.ones(3), torch.tensor([5]))

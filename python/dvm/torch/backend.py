@@ -248,7 +248,7 @@ def build(
         namespace = dict(program.constants)
         if options.check:
             for k in program.kernels:
-                namespace[k.name + "_check"] = Reference(k.reference)
+                namespace[k.name + "_check"] = Reference.of(k.reference)
         try:
             call = _loaded(program, name, namespace, rescued)
         except RefusedError as refusal:
@@ -284,7 +284,7 @@ def _loaded(program: Program, name: str, namespace: dict, rescued: Counter) -> C
     for text in program.calls:
         line = _execute(text, line, name, namespace)
     for k in program.kernels:
-        rescue = Rescue(k.name, Reference(k.reference), k.results, k.in_place, rescued)
+        rescue = Rescue(k.name, Reference.of(k.reference), k.results, k.in_place, rescued)
         namespace[k.name].run.__self__.set_rescue(rescue)
     for c in program.constants.values():
         if isinstance(c, Call):

@@ -19,7 +19,7 @@ from torch.fx import GraphModule, Node
 from . import flex
 from .call_text import Statement, body
 from .fx import ROWS, Emitter, Unsupported, is_getitem, is_left_to_torch, literal
-from .inplace import Direct, direct_stores
+from .inplace import PIECES, Piece, Places, places, writing
 from .kernel_text import AnyKernel, KernelWriter
 from .options import Options
 from .partition import Kind, Partition, Step, is_part, partition
@@ -139,11 +139,13 @@ class _Writer:
         self.ready: set[Node] = set()
         self.locals: dict[str, str] = {}  # constants as values of the program
         # Option `check` runs kernels' nodes again, so it needs the arguments as they were.
-        self.direct: dict[Node, Direct] = {}
-        if not self.options.check:
-            self.direct = direct_stores(gm.graph, self.part)
-        for copy in self.direct:
+        self.places = Places.none() if self.options.check else places(gm.graph, self.part)
+        for copy in self._unneeded():
             self.part.reasons.pop(copy)  # not torch's any more
+        self.piece_of = self.places.piece_of()
+        for node, piece in self.piece_of.items():
+            if piece.in_kernel:
+                self.part.written[node] = self.emitter.write_moved(node, node.args[1])
         shared.parts.append(self.part)
 
     # ------------------------------------------------------------------------ the whole
@@ -159,11 +161,11 @@ class _Writer:
         for n in inputs:
             bound += self._bindings(n)
         self.statements += bound
-        needed = self._needed_outside()
+        needed, unneeded = self._needed_outside(), self._unneeded()
         for step in self.part.steps:
             if step.region:
                 self._run_kernel(step, needed)
-            elif step.nodes[0] not in self.direct:
+            elif step.nodes[0] not in unneeded:
                 self._run_torch(step.nodes[0])
         output = next(n for n in self.graph.nodes if n.op == "output")
         returned: list[str] = []
@@ -194,6 +196,10 @@ class _Writer:
             f"def {self.prefix}call(args):\n    return {self.prefix}run(args)\n"
         )
 
+    def _unneeded(self) -> set[Node]:
+        """copy_ nodes that do not run."""
+        return self.places.gone.union(self.places.direct)
+
     def _needed_outside(self) -> set[Node]:
         """KERNEL nodes whose value is stored."""
         home: dict[Node, int] = {}
@@ -218,12 +224,18 @@ class _Writer:
                 for a in node.all_input_nodes:
                     reads(a, -1)
 
+        unneeded = self._unneeded()
         for node in self.graph.nodes:
             kind = self.kinds[node]
-            if kind is Kind.KERNEL and not is_part(node, self.kinds):
+            piece = self.piece_of.get(node)
+            if piece is not None:
+                if node is piece.nodes[0]:
+                    reads(piece.base, -1)
+                reads(node.args[1], home[node] if piece.in_kernel else -1)
+            elif kind is Kind.KERNEL and not is_part(node, self.kinds):
                 for a in self.part.written[node].operands:
                     reads(a, home[node])
-            elif kind in (Kind.TORCH, Kind.OUTPUT) and node not in self.direct:
+            elif kind in (Kind.TORCH, Kind.OUTPUT) and node not in unneeded:
                 for a in node.all_input_nodes:
                     reads(a, -1)
         return needed
@@ -231,14 +243,50 @@ class _Writer:
     # ------------------------------------------------------------------------- kernels
 
     def _run_kernel(self, step: Step, needed: set[Node]) -> None:
-        stored = [n for n in step.nodes if n in needed]
-        direct = [d for d in self.direct.values() if d.value in step.nodes]
-        if not stored and not direct:
-            return
-        values = stored + [d.value for d in direct]
+        inside = set(step.nodes)
+        pieces = [p for p in self.places.pieces if p.nodes[-1] in inside]
+        stored = [n for n in step.nodes if n in needed and n not in self.piece_of]
+        direct = [d for d in self.places.direct.values() if d.value in inside]
+        placed = [(d.value, d.argument.name) for d in direct]
+        placed += [(n, self._place(n, p)) for p in pieces if p.in_kernel for n in p.nodes]
+        if stored or placed:
+            self._launch(step, stored, placed)
+        for p in pieces:
+            self._finish(p)
+
+    def _place(self, node: Node, piece: Piece) -> str:
+        """Variable of the view that a piece is written to."""
+        uses: list[str] = []
+        args = [self._argument(piece.base, uses)]
+        args += [self._argument(a, uses) for a in node.args[2:]]
+        args += [f"{k}={self._argument(v, uses)}" for k, v in node.kwargs.items() if k != "src"]
+        op, name = self._op(PIECES[str(node.target)]), self.emitter.fresh(f"{node.name}_at")
+        call = f"p.view({op}, " if self.recorded else f"{op}("
+        self._define_sizes()
+        text = f"{name} = {call}{', '.join(args)})"
+        self.statements.append(Statement(text, (*uses, name), views=tuple(uses)))
+        return name
+
+    def _finish(self, piece: Piece) -> None:
+        """The pieces that the kernel did not write, and the name of the whole."""
+        if not piece.in_kernel:
+            op = self._op(torch.ops.aten.copy_.default)
+            call = f"p.share({op}, " if self.recorded else f"{op}("
+            for node in piece.nodes:
+                uses = [self._place(node, piece)]
+                source = self._argument(node.args[1], uses)
+                self.statements.append(Statement(f"{call}{uses[0]}, {source})", tuple(uses)))
+        base, name = self._host(piece.base), piece.nodes[-1].name
+        self.statements.append(Statement(f"{name} = {base}", (base, name), views=(base,)))
+        self.ready.add(piece.nodes[-1])
+
+    def _launch(self, step: Step, stored: list[Node], placed: list[tuple[Node, str]]) -> None:
+        """`placed`: values and the variables of the memory that they are written to."""
+        values = stored + [n for n, _ in placed]
         writer = KernelWriter(
-            self.part, self.emitter, self.symbols, step, values, in_place=bool(direct)
+            self.part, self.emitter, self.symbols, step, values, in_place=bool(placed)
         )
+        writer.moved = {n: n.args[1] for n, _ in placed if n in self.piece_of}
         kernel = writer.kernel(len(self.shared.kernels))
         uses: list[str] = []
         arguments = [*kernel.scalars, *(self._argument(n, uses) for n in kernel.loads)]
@@ -249,7 +297,7 @@ class _Writer:
         ]
         self.ready.update(stored)
         run = f"p.run({kernel.name}, " if self.recorded else f"{kernel.name}.run("
-        outputs = [n.name for n in stored] + [d.argument.name for d in direct]
+        outputs = [n.name for n in stored] + [name for _, name in placed]
         call = f"{run}{', '.join(arguments + outputs)})"
         self.statements.append(Statement(call, tuple(uses + outputs)))
         if self.options.check:
@@ -323,8 +371,11 @@ class _Writer:
 
     def _begin_call(self, node: Node) -> str:
         """The text of a call up to its arguments. A program is told what the op does with them."""
-        op = self._op(node.target)
-        return f"p.{_verb(node.target)}({op}, " if self.recorded else f"{op}("
+        target, verb = node.target, _verb(node.target)
+        if node in self.places.reused:
+            target, verb = writing(target), "share"
+        op = self._op(target)
+        return f"p.{verb}({op}, " if self.recorded else f"{op}("
 
     def _op(self, target: Any) -> str:
         """A module-level name for what a TORCH node calls."""

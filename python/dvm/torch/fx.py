@@ -173,6 +173,13 @@ class Emitter:
             return self._end(value, False)
         return self._end(value(self), True)  # a view, written where it is taken
 
+    def write_moved(self, node: Node, a: Node) -> Written:
+        """Lines that give a node, written before, the value of its operand `a` instead."""
+        self._begin(node)
+        v = self.rounded(self._argument(a))
+        self._lines.append((self.vals[node].name, f"k.copy({v.name})"))
+        return Written(self._lines, self.vals[node], self._operands, self._scalars, False)
+
     def _begin(self, node: Node) -> None:
         self.node = node
         self.out = node.meta.get("val")
@@ -250,11 +257,12 @@ class Emitter:
             first = first[0] if isinstance(first, list) else first
             dtype, held = first.dtype, first.held
         text = [self.text(a) for a in args] + [f"{k}={self.text(v)}" for k, v in kw.items()]
-        name = self._fresh(op)
+        name = self.fresh(op)
         self._lines.append((name, f"k.{op}({', '.join(text)})"))
         return Val(name, dtype, held, None)
 
-    def _fresh(self, op: str) -> str:
+    def fresh(self, op: str) -> str:
+        """A name that nothing has."""
         while True:
             self._serial += 1
             name = f"{op.rstrip('_')}_v{self._serial}"

@@ -22,8 +22,9 @@ class KernelText(NamedTuple):
     loads: list[Node]
     outputs: list[Node]
     dynamic: bool
-    in_place: bool  # an output is the memory of an argument of the graph
+    in_place: bool  # an output is memory that was there before
     symbols: Symbols  # of the graph it belongs to
+    moved: dict[Node, Node]  # outputs that are the value of this operand
 
     @property
     def results(self) -> int:
@@ -32,7 +33,9 @@ class KernelText(NamedTuple):
     def reference(self) -> str:
         """The text of a function that computes the same by torch, op by op."""
         scalars = [(name, self.symbols.expression_of(name)) for name in self.scalars]
-        return reference_text(scalars, self.loads, self.nodes, self.outputs, self.symbols.printed)
+        return reference_text(
+            scalars, self.loads, self.nodes, self.outputs, self.symbols.printed, self.moved
+        )
 
 
 class KnownKernel(NamedTuple):
@@ -71,6 +74,7 @@ class KernelWriter:
         self.step = step
         self.stored = stored
         self.in_place = in_place
+        self.moved: dict[Node, Node] = {}
         self.inside = set(step.nodes)
         self.loads: dict[str, Node] = {}  # value name -> node that brings it
         self.scalars: dict[str, str] = {}
@@ -108,6 +112,7 @@ class KernelWriter:
             dynamic,
             self.in_place,
             self.symbols,
+            self.moved,
         )
 
     def _live(self) -> list[Node]:

@@ -6,13 +6,13 @@ the engine refuses arguments, and that option `check` compares with.
         return [y]
 
 Parameters are the kernel's scalars, then its loads. Sizes are read off these. The text is written
-when it is needed: by a rescue, or for an entry of a cache, which has no graph to go back to.
+with the kernel, which outlives the graph, and compiled when a run is refused.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import sympy
@@ -53,8 +53,10 @@ def reference_text(
     nodes: Sequence[Node],
     outputs: Sequence[Node],
     print_: Callable[[sympy.Expr], str],
+    moved: Mapping[Node, Node],
 ) -> str:
-    """`scalars` are pairs of variable and expression; `print_` writes an expression in Python."""
+    """`scalars` are pairs of variable and expression; `print_` writes an expression in Python;
+    nodes among `moved` have the value of that operand."""
     sizes = dict((e, name) for name, e in scalars)
     for n in loads:
         for i, s in enumerate(n.meta["val"].shape):
@@ -64,6 +66,9 @@ def reference_text(
     lines = []
     for node in nodes:
         if node in known:
+            continue
+        if node in moved:
+            known[node] = known[moved[node]]
             continue
         target, kwargs = str(node.target), node.kwargs
         if target in ZEROED:  # in whatever order of strides
@@ -111,10 +116,19 @@ def _size(value: Any, sizes: dict, print_: Callable) -> str:
 
 
 class Reference:
-    """A kernel's function for torch, made from its text at the first call."""
+    """A kernel's function for torch, made from its text at the first call. The text is all it
+    holds: a kernel that is kept shall not keep the graph that it was made of."""
 
-    def __init__(self, write: Callable[[], str]) -> None:
-        self._write = write
+    def __init__(self, text: str, missing: str = "") -> None:
+        self.text = text
+        self.missing = missing
+
+    @classmethod
+    def of(cls, write: Callable[[], str]) -> Reference:
+        try:
+            return cls(write())
+        except NoText as why:
+            return cls("", str(why))
 
     def __call__(self, *arguments: Any) -> list[Any]:
         """The kernel's inputs; its outputs may follow, as in a run of it."""
@@ -122,6 +136,8 @@ class Reference:
 
     @functools.cached_property
     def _function(self) -> Callable[..., list[Any]]:
+        if self.missing:
+            raise NoText(self.missing)
         namespace: dict[str, Any] = {}
-        exec(compile(HEADER + self._write(), "<dvm reference>", "exec"), namespace)
+        exec(compile(HEADER + self.text, "<dvm reference>", "exec"), namespace)
         return namespace["reference"]
