@@ -1,6 +1,6 @@
 """The numbered cases of attention: hand values, windows, heads, extremes, packed sequences, the
 rule of T > 16384, gradients, extras, dropout, memory. The number is in the name of each test. F16
-and P7, which are about work, count it in tests/unit/test_attn.c."""
+and P7, which are about work, count it in tests/unit/test_attn.c; P3 is its test_refusals."""
 
 import math
 import os
@@ -279,14 +279,16 @@ def same_bits(a, b):
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_case_A6(layout):
-    p, _ = random_problem(1, 2, 1, 7, 9, 4, 3, layout=layout)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_case_A6(layout, dtype):
+    p, _ = random_problem(1, 2, 1, 7, 9, 4, 3, layout=layout, dtype=dtype)
     p.forward()  # asserts the empty output and the eight equal entries
     assert p.raw[1].shape == ((7, 2, 8) if layout == "TND" else (1, 2, 7, 8))
 
 
-def test_case_A7():
-    p, _ = random_problem(1, 1, 1, 5, 5, 9, 9)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_case_A7(dtype):
+    p, _ = random_problem(1, 1, 1, 5, 5, 9, 9, dtype=dtype)
     f = lambda **kw: swa_forward(*p.args, 1, "BNSD", **kw)[:3]
     assert same_bits(f(), f(scale=1.0))
     assert not same_bits(f(), f(scale=1 / 3))
@@ -301,10 +303,11 @@ def test_case_A10(dtype):
     assert np.abs(p.out[0] / c - 1).max() <= tolerance
 
 
-def test_case_B3_bits():
-    a, _ = random_problem(1, 1, 1, 300, 300, 8, 8, mode=4, pre=400, nxt=400)
-    b, _ = random_problem(1, 1, 1, 300, 300, 8, 8, mode=0)
-    c, _ = random_problem(1, 1, 1, 300, 300, 8, 8, mode=4)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_case_B3_bits(dtype):
+    a, _ = random_problem(1, 1, 1, 300, 300, 8, 8, mode=4, pre=400, nxt=400, dtype=dtype)
+    b, _ = random_problem(1, 1, 1, 300, 300, 8, 8, mode=0, dtype=dtype)
+    c, _ = random_problem(1, 1, 1, 300, 300, 8, 8, mode=4, dtype=dtype)
     assert same_bits(a.forward().raw[:3], b.forward().raw[:3])
     assert same_bits(a.raw[:3], c.forward().raw[:3])
 
@@ -326,8 +329,9 @@ def test_case_C4(d, dtype):
     assert same_bits(again[:3], p.raw[:3])
 
 
-def test_case_C7():
-    q, k, v = (normal(2, 5, h).astype(np.float32) for h in (256, 128, 64))
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_case_C7(dtype):
+    q, k, v = (to_dtype(normal(2, 5, h), dtype) for h in (256, 128, 64))
     out = swa_forward(q, k, v, 4, "BSH", scale=0.125)[0]
     assert out.shape == (2, 5, 128)
     split = lambda x, n: x.reshape(2, 5, n, -1).transpose(0, 2, 1, 3)
@@ -458,22 +462,25 @@ def test_case_D15():
     p = Problem(tiny, tiny, tiny).check(np.ones((1, 1, 5, 4)))
 
 
-def test_case_D17():
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_case_D17(dtype):
     """Fresh outputs hold what freed memory held: NaN here; test_attn.c does the same on purpose."""
     q = [np.ones((2, s, 4)) for s in (3, 0, 150)]
     k = [np.ones((1, s, 4)) for s in (0, 5, 120)]
     for _ in range(3):
         junk = [np.full(n, np.nan, np.float32) for n in (153 * 8, 163 * 8, 163 * 16, 125 * 4, 500)]
         del junk
-        p = Problem(q, k, k, layout="TND", mode=4, pre=4, nxt=0)
+        p = Problem(q, k, k, layout="TND", mode=4, pre=4, nxt=0, dtype=dtype)
         lists = {"actual_seq_qlen": [3, 3, 153], "actual_seq_kvlen": [0, 5, 125]}
-        pad = lambda x, n: np.concatenate([x, np.full((n, *x.shape[1:]), np.nan, x.dtype)])
-        args = [pad(x, 10) for x in p.args]
+        none = to_dtype(np.full((10, 1, 1), np.nan), dtype)
+        args = [np.concatenate([x, np.broadcast_to(none, (10, *x.shape[1:]))]) for x in p.args]
         kw = dict(sparse_mode=4, pre_tockens=4, next_tockens=0, **lists)
         o = swa_forward(*args, 2, "TND", **kw)
-        g = swa_backward(*args, np.ones_like(o[0]), 2, "TND", softmax_max=o[1], softmax_sum=o[2],
+        dy = to_dtype(np.ones(o[0].shape), dtype)
+        g = swa_backward(*args, dy, 2, "TND", softmax_max=o[1], softmax_sum=o[2],
                          attention_in=o[0], **kw)  # fmt: skip
-        assert all(np.isfinite(x).all() for x in o[:3] + g[:3])
+        assert all(np.isfinite(to_f64(x, dtype)).all() for x in (o[0], *g[:3]))
+        assert all(np.isfinite(x).all() for x in o[1:3])
         assert all((x[153:] == 0).all() for x in o[:3])
         assert (o[0][:3] == 0).all()
         assert (g[0][153:] == 0).all()
@@ -529,9 +536,10 @@ def test_case_E3():
     ("name", "lengths"),
     [("E4", [2, 2, 0, 2, 2]), ("E13_first", [0, 3, 4]), ("E13_last", [3, 4, 0])],
 )
-def test_case_empty_sequences(name, lengths):
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_case_empty_sequences(name, lengths, dtype):
     q, k, v, do = ([normal(2, s, 5, seed=i) for s in lengths] for i in range(4))
-    Problem(q, k, v, layout="TND", mode=4, pre=1, nxt=0).check(do)
+    Problem(q, k, v, layout="TND", mode=4, pre=1, nxt=0, dtype=dtype).check(do)
 
 
 def packed(tokens, heads=1, width=1):
@@ -551,12 +559,13 @@ def test_case_E6():
     assert swa_forward(*packed(9, 2), 2, "TND", **lists)[6] == 58
 
 
-def test_case_E9():
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_case_E9(dtype):
     lengths = [2, 1]
     q, do = ([normal(2, s, 4, seed=i) for s in lengths] for i in (0, 1))
     k, v = ([normal(1, s, 4, seed=i) for s in lengths] for i in (2, 3))
-    a = Problem(q, k, v, layout="TND").check(do)
-    b = Problem(q, k, v, layout="TND", rows_first=True).check(do)
+    a = Problem(q, k, v, layout="TND", dtype=dtype).check(do)
+    b = Problem(q, k, v, layout="TND", dtype=dtype, rows_first=True).check(do)
     assert same_bits(a.raw_grads[:3], b.raw_grads[:3])
     flat = a.raw[1].reshape(-1, 8)
     assert same_bits([flat[[0, 2, 1, 3, 4, 5]]], [b.raw[1].reshape(-1, 8)])
@@ -730,9 +739,11 @@ def test_case_G9(s, dtype):
         assert np.abs(got - exact).max() <= 2 * np.abs(rough - exact).max() + 1e-4
 
 
-def test_case_G10(tmp_path):
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_case_G10(tmp_path, dtype):
     """Backward in a new process, from files alone."""
-    p, do = random_problem(2, 4, 2, 150, 170, 24, 16, mode=4, pre=40, nxt=5, keep=0.8, seed=4)
+    p, do = random_problem(2, 4, 2, 150, 170, 24, 16, mode=4, pre=40, nxt=5, keep=0.8, seed=4,
+                           dtype=dtype)  # fmt: skip
     p.forward().backward(do)
     names = ("q", "k", "v", "dy", "top", "total", "out")
     values = (*p.args, p.send(do), p.raw[1], p.raw[2], p.raw[0])
@@ -823,10 +834,11 @@ def drawn(seed, **kw):
     return p, p.raw[:3] + p.raw_grads[:3]
 
 
-def test_case_I2():
-    a, x = drawn(1)
-    b, y = drawn(1)
-    c, z = drawn(2)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_case_I2(dtype):
+    a, x = drawn(1, dtype=dtype)
+    b, y = drawn(1, dtype=dtype)
+    c, z = drawn(2, dtype=dtype)
     assert a.drop_seed == b.drop_seed != c.drop_seed
     assert same_bits(x, y)
     assert not np.array_equal(x[0], z[0])
@@ -852,8 +864,9 @@ def test_case_I3():
     assert (np.abs(np.mean(draws, 0) - plain) < 5 * spread + 1e-6).all()
 
 
-def test_case_I6():
-    p, _ = random_problem(2, 3, 1, 20, 30, 4, 4)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_case_I6(dtype):
+    p, _ = random_problem(2, 3, 1, 20, 30, 4, 4, dtype=dtype)
     state = np.random.get_state()[1].copy()
     o = swa_forward(*p.args, 3, "BNSD")
     assert o[4:] == (0, 0, 2 * 3 * 20 * 30)
@@ -944,8 +957,9 @@ def test_case_P2():
     assert same_bits(x[:3], y[:3])
 
 
-def test_case_P4():
-    p, do = random_problem(1, 2, 1, 70, 90, 12, 12)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_case_P4(dtype):
+    p, do = random_problem(1, 2, 1, 70, 90, 12, 12, dtype=dtype)
     p.forward().backward(do)
     want = p.raw[:3] + p.raw_grads[:3]
     shifted = []
