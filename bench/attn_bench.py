@@ -12,6 +12,8 @@ the two, their ratio (above 1: DVM is faster) and its bar. GF counts 2 Nq nnz (D
     decode           few rows against a long cache
     flex             a sliding window by flex_attention within 1.2 of the built-in one
     inductor         flex_attention forward beside Inductor's (not run unless named)
+    few              scaled_dot_product_attention of few rows under torch.compile, the operator beside torch's: what
+                     the table in python/dvm/torch/rows_attn.py rests on (not run unless named)
 
 Rows run from cheap to dear until --limit seconds are over; what was left out is told too.
 """
@@ -19,6 +21,7 @@ Rows run from cheap to dear until --limit seconds are over; what was left out is
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
 import time
 from collections.abc import Callable
@@ -29,6 +32,7 @@ import dvm.ops
 import gemm_bench
 import torch
 import torch.nn.functional as F
+from dvm.torch import rows_attn
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 SLOW_BF16 = 5  # torch's backward of bf16, times its fp32, where there are no bf16 instructions
@@ -289,6 +293,39 @@ def inductor() -> list[Row]:
     return rows
 
 
+def sdpa(ours, args, **kw):  # type: ignore[no-untyped-def]
+    """A compiled call that the operator takes, or torch."""
+    options = {} if ours else {"disable_ops": ["scaled_dot_product_attention"]}
+    call = F.scaled_dot_product_attention
+    f = torch.compile(lambda *x: call(*x, **kw), backend="dvm", options=options)
+    kept, rows_attn._pays = rows_attn._pays, lambda *_: True
+    with torch.no_grad():
+        f(*args)
+    rows_attn._pays = kept
+    return lambda: f(*args)
+
+
+def few() -> list[Row]:
+    rows = []
+    shapes = itertools.product(
+        DTYPES, ((8, 8), (32, 4)), (64, 128), (128, 1024, 4096), (1, 4, 8, 31), (False, True)
+    )
+    for name, (h, g), d, s, m, masked in shapes:
+
+        def run(seconds, h=h, g=g, d=d, s=s, m=m, masked=masked, name=name):  # type: ignore[no-untyped-def]
+            q = normal(1, h, m, d, dtype=DTYPES[name])
+            k, v = (normal(1, g, s, d, dtype=DTYPES[name]) for _ in range(2))
+            kw = {"attn_mask": torch.arange(s).expand(m, s) < s - s // 4 if masked else None}
+            torch.compiler.reset()
+            f, t = (sdpa(x, (q, k, v), enable_gqa=h != g, **kw) for x in (True, False))
+            with torch.no_grad():
+                return both(f, t, seconds)
+
+        label = f"few Sq{m} Skv{s} H{h}/{g} D{d} {name}{' mask' if masked else ''}"
+        rows.append(Row(label, h * m * s * d * 16, 0.0, run, h * m * s * d * 4))
+    return rows
+
+
 PARTS = {
     "full": lambda: dense(False),
     "causal": lambda: dense(True),
@@ -298,6 +335,7 @@ PARTS = {
     "decode": decode,
     "flex": flex,
     "inductor": inductor,
+    "few": few,
 }
 
 
@@ -324,7 +362,7 @@ def main() -> None:
     )()  # the first use of autograd takes long
     start = time.perf_counter()
     print(f"{dvm._dvm.default_context().device}, torch {torch.__version__}")
-    rows = [r for part in o.parts or list(PARTS)[:-1] for r in PARTS[part]() if o.match in r.name]
+    rows = [r for part in o.parts or list(PARTS)[:-2] for r in PARTS[part]() if o.match in r.name]
     jobs = [(n, r) for n in o.threads for r in rows if n == 1 or not r.alone]
     jobs.sort(key=lambda j: j[1].cost)
     missed, left, last = [], [], 0

@@ -85,6 +85,34 @@ def test_sdpa(name, dynamic):
     torch.compiler.reset()
 
 
+# (heads, groups, rows, keys, dtype, masked): whether the operator takes the call without gradients
+FEW = {
+    "decode_bf16": ((4, 4, 1, 70, BF16, False), True),
+    "decode": ((4, 4, 1, 1100, F32, False), False),
+    "shared": ((4, 2, 3, 1100, F32, False), True),
+    "shared_short": ((4, 2, 3, 1000, F32, False), False),
+    "bf16_long": ((1, 1, 5, 4100, BF16, False), True),
+    "bf16_short": ((1, 1, 5, 1100, BF16, False), False),
+    "masked_long": ((1, 1, 5, 4100, F32, True), True),
+    "masked_row": ((1, 1, 1, 4100, F32, True), False),
+}
+
+
+@pytest.mark.parametrize("name", FEW)
+def test_few_rows(name):
+    (heads, groups, rows, keys, dtype, masked), want_taken = FEW[name]
+    args = [x.detach() for x in inputs(dtype, heads, groups, rows, keys)]
+    mask = torch.arange(keys).expand(rows, keys) % 3 > 0 if masked else None
+    torch.compiler.reset()
+    f = lambda *x: F.scaled_dot_product_attention(*x, mask, enable_gqa=heads != groups)
+    with torch.no_grad():
+        got = torch.compile(f, backend="dvm", fullgraph=True)(*args)
+    assert (taken() > 0) == want_taken
+    want = f(*(x.double() for x in args)).to(dtype)
+    torch.testing.assert_close(got, want, rtol=0, atol=2e-5 if dtype == F32 else 1e-2)
+    torch.compiler.reset()
+
+
 def test_gradient_of_a_float_mask():
     args = inputs(BF16)
     mask = normal(1, 4, 70, 70, dtype=BF16, seed=4)

@@ -21,7 +21,18 @@ from .options import Options, is_disabled
 _TARGETS = {F.scaled_dot_product_attention, torch._C._nn.scaled_dot_product_attention}
 _DTYPES = {torch.float32, torch.bfloat16, torch.float16}
 _LARGEST_HEAD = 1024
-_FEW_ROWS = 32  # fewer than these: not chosen by measurement yet, docs/status.md
+_FEW_ROWS = 32
+
+# Fewer rows, forward, not causal: keys from which the operator takes the call, where all four hold
+# (None: either way), by `bench/attn_bench.py few`. What is in no line of the table was 0.5 to 1.1
+# times as fast as torch: a call of the operator costs 0.1 ms more.
+#   16 bits  one row  shared key heads  boolean mask   keys     how much faster, from to
+_FEW = (
+    (True,  True,     None,             None,             0),  # 1.08 to 3.5
+    (None,  None,     True,             None,          1024),  # 1.24 to 3.5
+    (True,  None,     None,             None,          4096),  # 1.02 to 1.5
+    (None,  False,    None,             True,          4096),  # 1.08 to 1.9
+)  # fmt: skip
 
 
 def take_attention(gm: GraphModule, options: Options) -> GraphModule:
@@ -104,11 +115,17 @@ def _fits(
 
 
 def _pays(query: Tensor, key: Tensor, value: Tensor, mask: Any, causal: bool) -> bool:
-    """Where it was measured faster (bench/attn_bench.py): masks that leave tiles out, and the
-    backward of 16-bit numbers."""
-    if isinstance(query.shape[2], int) and query.shape[2] < _FEW_ROWS:
-        return False
-    if causal or (mask is not None and mask.dtype == torch.bool):
-        return True
+    """Where it was measured faster (bench/attn_bench.py): masks that leave tiles out, the backward
+    of 16-bit numbers, and few rows as _FEW says. A length not known yet counts as long."""
+    rows, keys = query.shape[2], key.shape[2]
     trains = any(x.requires_grad for x in (query, key, value))
-    return trains and query.dtype != torch.float32
+    short = query.dtype != torch.float32
+    masked = mask is not None and mask.dtype == torch.bool
+    if isinstance(rows, int) and rows < _FEW_ROWS:
+        is_so = (short, rows == 1, query.shape[1] != key.shape[1], masked)
+        return not (trains or causal) and any(
+            all(w is None or w == x for w, x in zip(want, is_so, strict=True))
+            and not (isinstance(keys, int) and keys < least)
+            for *want, least in _FEW
+        )
+    return causal or masked or (trains and short)
