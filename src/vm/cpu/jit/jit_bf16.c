@@ -4,7 +4,7 @@
  * elements of a full vector of 16 bits, unit 2k has the even ones and unit 2k + 1 the odd ones. A load is then a shift
  * or a mask of the same memory, and a store puts two vectors together as they are: 3 instructions for two vectors
  * instead of 4 with a shuffle each, and 3 instead of 8. Elsewhere (tails, single units, beside other dtypes) a unit has
- * neighbouring elements. */
+ * neighbouring elements, and two units side by side are stored by 5 instructions. */
 #include "vm/cpu/jit/jit_emit.h"
 
 static void vec(struct dvm_je *e, int op, unsigned attr, int reg, int vvvv, struct dvm_x_rm rm,
@@ -59,10 +59,31 @@ static void store_paired(struct dvm_je *e, const struct dvm_mi *m, int u) {
     dvm_j_done(e, m, u);
 }
 
+/* The same of neighbouring elements. Packing puts four of one unit beside four of the other. */
+static void store_two(struct dvm_je *e, const struct dvm_mi *m, int u) {
+    enum { EVEN_THEN_ODD = 0xd8 };
+    int low = dvm_j_get(e, m->a, u - 1), high = dvm_j_get(e, m->a, u);
+    int t = dvm_j_take(e, J_V), x = dvm_j_take(e, J_V);
+    shift(e, X_VPSRLD, t, dvm_x_reg(low));
+    shift(e, X_VPSRLD, x, dvm_x_reg(high));
+    vec(e, X_VPACKUSDW, e->full, t, t, dvm_x_reg(x), 0);
+    vec(e, X_VPERMQ, e->full, t, 0, dvm_x_reg(t), EVEN_THEN_ODD);
+    vec(e, X_VMOVUPS_ST, e->full, t, 0, dvm_j_opnd(e, m, u - 1), 0);
+    dvm_j_untake(e, J_V, t);
+    dvm_j_untake(e, J_V, x);
+    dvm_j_done(e, m, u - 1);
+    dvm_j_done(e, m, u);
+}
+
+/* Stores past the caches are aligned for one unit. */
+static bool stores_two(const struct dvm_je *e) {
+    return !e->b->z && e->unroll > 1 && !e->masked && !e->by_unit && !e->stream;
+}
+
 void dvm_j_bf16_store(struct dvm_je *e, const struct dvm_mi *m, int u) {
     struct dvm_mi words = *m;
-    if (e->paired) {
-        if (u & 1) store_paired(e, m, u);
+    if (e->paired || stores_two(e)) {
+        if (u & 1) (e->paired ? store_paired : store_two)(e, m, u);
         return;
     }
     int t = dvm_j_take(e, J_V);
