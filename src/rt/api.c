@@ -31,7 +31,6 @@ void dvm_kernel_destroy(dvm_kernel **pk) {
         k->table = r->next;
         dvm_record_unref(k, r);
     }
-    if (k->ws) k->mem.fn(k->mem.user, k->ws, k->ws_size, 0);
     if (k->arg)
         dvm_mem_free(&k->mem, k->arg,
                      sizeof *k->arg * (size_t)(k->source->n_in + k->source->n_out + 1));

@@ -83,6 +83,7 @@ dvm_status dvm_ctx_create(const dvm_options *opt, dvm_ctx **out) {
     if (!c) return DVM_ERR_NOMEM;
     c->mem = mem;
     c->refs = 1;
+    pthread_mutex_init(&c->lock, NULL);
     c->cache_bytes = core_cache();
     dvm_status st = pick_device(c, &o);
     if (st == DVM_OK)
@@ -99,12 +100,49 @@ dvm_status dvm_ctx_create(const dvm_options *opt, dvm_ctx **out) {
     return DVM_OK;
 }
 
+static void free_ws(struct dvm_ctx *c, struct workspace w) {
+    if (w.p) c->mem.fn(c->mem.user, w.p, w.size, 0);
+}
+
+/* The largest idle one. Where that is too small it makes room for a larger one, so that one that holds the largest need
+ * is left in the end, whatever ran before. */
+struct workspace dvm_ctx_take_ws(struct dvm_ctx *c, size_t size) {
+    int best = 0;
+    pthread_mutex_lock(&c->lock);
+    for (int i = 1; i < IDLE_WORKSPACES; i++)
+        if (c->idle[i].size > c->idle[best].size) best = i;
+    struct workspace w = c->idle[best];
+    c->idle[best] = (struct workspace){0};
+    pthread_mutex_unlock(&c->lock);
+    if (w.size >= size) return w;
+    free_ws(c, w);
+    char *p = c->mem.fn(c->mem.user, NULL, 0, size);
+    return (struct workspace){p, p ? size : 0};
+}
+
+/* Kept in place of the smallest of those that are idle. */
+void dvm_ctx_give_ws(struct dvm_ctx *c, struct workspace w) {
+    int least = 0;
+    pthread_mutex_lock(&c->lock);
+    for (int i = 1; i < IDLE_WORKSPACES; i++)
+        if (c->idle[i].size < c->idle[least].size) least = i;
+    if (w.size > c->idle[least].size) {
+        const struct workspace old = c->idle[least];
+        c->idle[least] = w;
+        w = old;
+    }
+    pthread_mutex_unlock(&c->lock);
+    free_ws(c, w);
+}
+
 void dvm_ctx_ref(struct dvm_ctx *c) { atomic_fetch_add(&c->refs, 1); }
 
 void dvm_ctx_unref(struct dvm_ctx *c) {
     if (atomic_fetch_sub(&c->refs, 1) != 1) return;
     dvm_strip_cache_destroy(&c->strips);
     dvm_pool_destroy(&c->pool);
+    for (int i = 0; i < IDLE_WORKSPACES; i++) free_ws(c, c->idle[i]);
+    pthread_mutex_destroy(&c->lock);
     struct dvm_mem mem = c->mem;
     dvm_mem_free(&mem, c, sizeof *c);
 }

@@ -12,7 +12,12 @@
 #include "plan/make.h"
 #include "vm/dev.h"
 
-enum { MAX_TIERS = 3, MAX_RECORDS = 128 };
+enum { MAX_TIERS = 3, MAX_RECORDS = 128, IDLE_WORKSPACES = 4 };
+
+struct workspace {
+    char *p;
+    size_t size;
+};
 
 struct dvm_ctx {
     struct dvm_mem mem;
@@ -22,13 +27,20 @@ struct dvm_ctx {
     struct dvm_pool *pool;
     struct dvm_strip_cache *strips;
     size_t cache_bytes;
-    struct dvm_gemm_isa gemm; /* k NULL: products by the scalar loop */
+    struct dvm_gemm_isa gemm;               /* k NULL: products by the scalar loop */
+    pthread_mutex_t lock;                   /* idle */
+    struct workspace idle[IDLE_WORKSPACES]; /* those that no run holds; p NULL: none */
     char device[32];
     char no_jit
         [120]; /* why there is no tier of machine code; "" when there is, or none was wanted */
 };
 void dvm_ctx_ref(struct dvm_ctx *c);
 void dvm_ctx_unref(struct dvm_ctx *c);
+
+/* Workspaces are the context's: kernels that run one after the other use the same memory. At least `size` bytes; p is
+ * NULL when memory is out. */
+struct workspace dvm_ctx_take_ws(struct dvm_ctx *c, size_t size);
+void dvm_ctx_give_ws(struct dvm_ctx *c, struct workspace w);
 
 /* What one set of shapes and strides needs to run. Immutable once in the table. */
 struct launch_record {
@@ -56,12 +68,10 @@ struct dvm_kernel {
     struct dvm_graph *source; /* as built, for text */
     struct dvm_graph *g;      /* normal form */
     struct arg_info *arg;     /* g->n_in, then g->n_out */
-    pthread_mutex_t lock;     /* table, workspace, arena, stats */
+    pthread_mutex_t lock;     /* table, arena, stats */
     struct launch_record *table;
     int nrecord;
     struct dvm_arena arena;
-    char *ws; /* a workspace that no run holds */
-    size_t ws_size;
     dvm_stats stats;
 };
 

@@ -119,35 +119,7 @@ dvm_status dvm_run(dvm_kernel *k, int n_in, const dvm_arg *in, int n_out, const 
     return st;
 }
 
-/* ---- workspace -------------------------------------------------------------------------------------------- */
-
-/* At least *size bytes; *size is what they are. */
-static char *take_ws(struct dvm_kernel *k, size_t *size) {
-    char *ws = NULL;
-    pthread_mutex_lock(&k->lock);
-    if (k->ws && k->ws_size >= *size) {
-        ws = k->ws;
-        *size = k->ws_size;
-        k->ws = NULL;
-    }
-    pthread_mutex_unlock(&k->lock);
-    return ws ? ws : k->mem.fn(k->mem.user, NULL, 0, *size);
-}
-
-/* Kept for the next run when it is the largest so far. */
-static void give_ws(struct dvm_kernel *k, char *ws, size_t size) {
-    pthread_mutex_lock(&k->lock);
-    if (!k->ws || k->ws_size < size) {
-        char *old = k->ws;
-        const size_t old_size = k->ws_size;
-        k->ws = ws;
-        k->ws_size = size;
-        ws = old;
-        size = old_size;
-    }
-    pthread_mutex_unlock(&k->lock);
-    if (ws) k->mem.fn(k->mem.user, ws, size, 0);
-}
+/* ---- one run --------------------------------------------------------------------------------------------- */
 
 enum { FEW = 32 };
 
@@ -181,17 +153,18 @@ dvm_status dvm_run_record(struct dvm_kernel *k, struct launch_record *r, const d
                            .fault_node = &fault_node};
     struct dvm_copy *copies = NULL;
     dvm_status st = dvm_check_overlap(k, r, in, out, ptr, &l.alias, &copies);
-    size_t ws_size = p->workspace;
-    if (st == DVM_OK && ws_size) {
-        l.ws = take_ws(k, &ws_size);
-        if (!l.ws)
-            st = dvm_err_set(DVM_ERR_NOMEM, "out of memory: %zu bytes of workspace", ws_size);
+    struct workspace ws = {0};
+    if (st == DVM_OK && p->workspace) {
+        ws = dvm_ctx_take_ws(k->ctx, p->workspace);
+        l.ws = ws.p;
+        if (!ws.p)
+            st = dvm_err_set(DVM_ERR_NOMEM, "out of memory: %zu bytes of workspace", p->workspace);
     }
     if (st == DVM_OK) {
         st = dvm_drive(&l);
         if (st == DVM_ERR_INDEX && fault_node) st = dvm_graph_blame(k->g, fault_node, st);
     }
-    if (l.ws) give_ws(k, l.ws, ws_size);
+    if (ws.p) dvm_ctx_give_ws(k->ctx, ws);
     dvm_copies_drop(k, &copies);
     if (block) dvm_mem_free(&k->mem, block, big);
     return st;

