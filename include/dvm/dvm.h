@@ -29,7 +29,7 @@ extern "C" {
 #define DVM_VERSION_MINOR 1
 #define DVM_VERSION_PATCH 0
 /* Version of the bytecode and the text form; a program file of another number is refused. */
-#define DVM_FORMAT 2
+#define DVM_FORMAT 3
 
 /* Limits. */
 enum { DVM_MAX_RANK = 10, DVM_MAX_ARGS = 1024, DVM_MAX_NODES = 1 << 20 };

@@ -141,6 +141,20 @@ def low_iota(g: Any, shape: Any, axis: int, code: int, back: int) -> Any:
     return v if code == back else g.cast(v, back)
 
 
+def low_random(g: Any, shape: Any, seed: Any, offset: Any, uniform: bool) -> Any:
+    dims = lower_dims(g, shape) or (1,)
+    index = g.iota(_I64, dims, 0)
+    for axis in range(1, len(dims)):
+        step = g.iota(_I64, dims, axis)
+        index = g.op(_OP["add"], g.op(_OP["mul"], index, g.size(step, [axis])), step)
+    key, first = _operand(g, seed, _I64), _operand(g, offset, _I64)
+    v = g.op(_OP["philox"], key, first, index)
+    if uniform:  # the upper 24 bits: every multiple of 2^-24 below 1
+        high = g.op(_OP["shr"], v, g.const(_I64, 8))
+        v = g.op(_OP["mul"], g.cast(high, _F32), g.const(_F32, 2.0**-24))
+    return g.reshape(v, lower_dims(g, shape))
+
+
 def low_broadcast(g: Any, x: NDObject, shape: Any) -> Any:
     return g.broadcast(value_of(x), lower_dims(g, shape))
 
@@ -808,6 +822,23 @@ class Operations:
         t = dtype_of(dtype)
         code = t.code if t.is_int and t.itemsize >= 4 else _I64
         return self._emit("iota", t, low_iota, shape_arg(shape), axis, code, t.code)
+
+    def random_bits(self, shape: Any, seed: Any, offset: Any = 0) -> NDObject:
+        """Random words as int64 in [0, 2^32): element i in row-major order is word i % 4 of the
+        Philox4x32-10 block with key `seed` and counter (offset, i / 4), numbers or int64
+        ScalarRefs. The same on every device, tier and number of threads; the dropout of attention
+        takes its words from this stream.
+        """
+        return self._random("random_bits", int64, shape, seed, offset)
+
+    def random_uniform(self, shape: Any, seed: Any, offset: Any = 0) -> NDObject:
+        """float32 in [0, 1), multiples of 2^-24: the upper 24 bits of `random_bits`."""
+        return self._random("random_uniform", float32, shape, seed, offset)
+
+    def _random(self, name: str, t: DataType, shape: Any, seed: Any, offset: Any) -> NDObject:
+        keys = [self._scalar(name, x) for x in (seed, offset)]
+        keys = [x - 2**64 if type(x) is int and 2**63 <= x < 2**64 else x for x in keys]
+        return self._emit(name, t, low_random, shape_arg(shape), *keys, t is float32)
 
     def reshape(self, x: NDObject, shape: Any) -> NDObject:
         """The same elements in row-major order; one -1 is inferred."""

@@ -537,6 +537,7 @@ static bool costly(int op) {
     case DVM_OP_POW:
     case DVM_OP_REM:
     case DVM_OP_FMOD:
+    case DVM_OP_PHILOX:
     case DVM_OP_FLOORDIV:
     case DVM_OP_TRUNCDIV: return true;
     default: return false;

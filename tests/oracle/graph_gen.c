@@ -219,7 +219,7 @@ static void binary(struct gen *g) {
 
 static void ternary(struct gen *g) {
     bool sel = pick(g, 2);
-    int x = choose(g, sel ? W : F, false);
+    int x = choose(g, sel ? W : N, false);
     if (x < 0) return;
     struct val a = g->v[x], r = a, out;
     if (sel) {
@@ -238,7 +238,7 @@ static void ternary(struct gen *g) {
     broadcast(g, &a, &b, &r);
     const char *lit = literal(g, a.t);
     fresh(g, a.t, r.rank, r.d);
-    put(g, "fma %%%s, %%%s, %s\n", a.name, b.name, lit);
+    put(g, "%s %%%s, %%%s, %s\n", fits(I, a.t) ? "philox" : "fma", a.name, b.name, lit);
 }
 
 static void cast(struct gen *g) {

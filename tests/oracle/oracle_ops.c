@@ -32,6 +32,23 @@ static int64_t idiv(int64_t a, int64_t b) {
 static int64_t imod(int64_t a, int64_t b) { return b == 0 || b == -1 ? 0 : a % b; }
 static bool below(int64_t a, int64_t b) { return imod(a, b) != 0 && (a < 0) != (b < 0); }
 
+/* Philox4x32 with ten rounds: left and right halves of two products, from the definition in the paper of its authors. */
+static int64_t random_word(uint64_t key, uint64_t offset, uint64_t index) {
+    static const uint64_t mult[2] = {0xD2511F53, 0xCD9E8D57}, bump[2] = {0x9E3779B9, 0xBB67AE85};
+    const uint64_t low = 0xFFFFFFFF;
+    uint64_t left[2] = {offset & low, index / 4 & low}, right[2] = {offset >> 32, index / 4 >> 32};
+    uint64_t k[2] = {key & low, key >> 32};
+    for (int round = 0; round < 10; round++) {
+        uint64_t product[2] = {mult[0] * left[0], mult[1] * left[1]};
+        for (int i = 0; i < 2; i++) {
+            left[i] = product[1 - i] >> 32 ^ right[i] ^ k[i];
+            right[i] = product[1 - i] & low;
+        }
+        for (int i = 0; i < 2; i++) k[i] = (k[i] + bump[i]) & low;
+    }
+    return (int64_t)(index % 2 ? right : left)[index / 2 % 2];
+}
+
 static int64_t int_op(dvm_op op, dvm_dtype t, int64_t a, int64_t b) {
     uint64_t ua = (uint64_t)a, ub = (uint64_t)b;
     int width = t == DVM_I64 ? 64 : 32;
@@ -222,6 +239,9 @@ elem apply(dvm_op op, dvm_dtype t, const elem x[3], bool strict) {
         if (any(x[i])) return undecided();
         e = fmax(e, x[i].e);
     }
+    if (op == DVM_OP_PHILOX)
+        return of_int(
+            wrap_to(t, random_word((uint64_t)x[0].i, (uint64_t)x[1].i, (uint64_t)x[2].i)));
     if (!is_f(t))
         return of_int(is_test(op) ? int_op(op, t, x[0].i, x[1].i)
                                   : wrap_to(t, int_op(op, t, x[0].i, x[1].i)));

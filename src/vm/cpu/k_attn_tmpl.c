@@ -2,6 +2,7 @@
  * elements become vectors of the level. */
 #include "vm/cpu/k_tmpl.h"
 
+#include "code/philox.h"
 #include "vm/k_attn.h"
 
 #define XFN(name) x_##name
@@ -198,14 +199,6 @@ static float dot(const float *DVM_RESTRICT a, const float *DVM_RESTRICT b, int64
     return sum_of(v);
 }
 
-/* One round of Philox4x32; the key grows by the Weyl constants between rounds. */
-#define ROUND(k0, k1)                                                                          \
-    {                                                                                          \
-        uint64_t p0 = (uint64_t)0xd2511f53u * c0, p1 = (uint64_t)0xcd9e8d57u * c2;             \
-        uint32_t n0 = (uint32_t)(p1 >> 32) ^ c1 ^ (k0), n2 = (uint32_t)(p0 >> 32) ^ c3 ^ (k1); \
-        c1 = (uint32_t)p1, c3 = (uint32_t)p0, c0 = n0, c2 = n2;                                \
-    }
-
 /* Up to GROUP counters at a time, words in planes so that the rounds are vectors. */
 enum { GROUP = 16 };
 static void philox(uint32_t w[4][GROUP], const struct dvm_k_drop *d, uint64_t counter) {
@@ -214,7 +207,8 @@ static void philox(uint32_t w[4][GROUP], const struct dvm_k_drop *d, uint64_t co
         uint32_t c0 = (uint32_t)d->offset, c1 = (uint32_t)(d->offset >> 32);
         uint32_t c2 = (uint32_t)at, c3 = (uint32_t)(at >> 32);
         uint32_t k0 = (uint32_t)d->seed, k1 = (uint32_t)(d->seed >> 32);
-        for (uint32_t r = 0; r < 10; r++) ROUND(k0 + r * 0x9e3779b9u, k1 + r * 0xbb67ae85u)
+        for (uint32_t r = 0; r < DVM_PHILOX_ROUNDS; r++)
+            DVM_PHILOX_ROUND(k0 + r * DVM_PHILOX_W0, k1 + r * DVM_PHILOX_W1)
         w[0][g] = c0, w[1][g] = c1, w[2][g] = c2, w[3][g] = c3;
     }
 }

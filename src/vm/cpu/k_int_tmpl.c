@@ -3,6 +3,8 @@
  * except for bases 1 and -1. A b1 is 0 or 1; sums and products of b1 are or and and. */
 #include "vm/cpu/k_tmpl.h"
 
+#include "code/philox.h"
+
 #define INT_OPS(T, U, S)                                                                         \
     DVM_INLINE T copy_##S(T x) { return x; }                                                     \
     DVM_INLINE T neg_##S(T x) { return (T)(0 - (U)x); }                                          \
@@ -43,6 +45,9 @@
         return (T)r;                                                                             \
     }                                                                                            \
     DVM_INLINE T select_##S(int32_t c, T x, T y) { return c ? x : y; }                           \
+    DVM_INLINE T philox_##S(T x, T y, T z) {                                                     \
+        return (T)dvm_philox_word((uint64_t)x, (uint64_t)y, (uint64_t)z);                        \
+    }                                                                                            \
     K_UN(copy_##S, T, T)                                                                         \
     K_UN(neg_##S, T, T)                                                                          \
     K_UN(abs_##S, T, T)                                                                          \
@@ -70,7 +75,8 @@
     K_BIN_VV(floordiv_##S, T, T)                                                                 \
     K_BIN_VV(rem_##S, T, T)                                                                      \
     K_BIN_VV(pow_##S, T, T)                                                                      \
-    K_TER(select_##S, int32_t, T)
+    K_TER(select_##S, int32_t, T)                                                                \
+    K_TER(philox_##S, T, T)
 
 INT_OPS(int32_t, uint32_t, i32)
 INT_OPS(int64_t, uint64_t, i64)
@@ -94,7 +100,7 @@ K_UN(not_b1, int32_t, int32_t)
                      [DVM_OP_SHL] = K_OF_BIN(shl_##S), [DVM_OP_SHR] = K_OF_BIN(shr_##S),           \
                      [DVM_OP_TRUNCDIV] = K_OF_VV(truncdiv_##S), [DVM_OP_FMOD] = K_OF_VV(fmod_##S), \
                      [DVM_OP_FLOORDIV] = K_OF_VV(floordiv_##S), [DVM_OP_REM] = K_OF_VV(rem_##S),   \
-                     [DVM_OP_POW] = K_OF_VV(pow_##S)
+                     [DVM_OP_POW] = K_OF_VV(pow_##S), [DVM_OP_PHILOX] = K_OF_TER(philox_##S)
 
 const struct dvm_k_int K_TABLE(int) = {
     .i32 = {INT_ROWS(i32)},

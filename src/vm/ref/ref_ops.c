@@ -9,7 +9,9 @@
  *   integer pow: negative exponents give 0, but 1 for base 1 and +-1 for base -1
  *   sign of -0 is 0, relu of -0 is 0; float floordiv is torch.floor_divide, remainder is Python's */
 #include <math.h>
+#include <string.h>
 
+#include "code/philox.h"
 #include "vm/ref/ref.h"
 
 static int64_t max_int(int width) { return width == 64 ? INT64_MAX : INT32_MAX; }
@@ -40,8 +42,24 @@ static int64_t int_pow(int64_t base, int64_t exponent) {
     return (int64_t)result;
 }
 
+/* Words of the counter change places as the authors of Philox write it; four words a block. */
+static int64_t philox(uint64_t key, uint64_t offset, uint64_t index) {
+    uint32_t c[4] = {(uint32_t)offset, (uint32_t)(offset >> 32), (uint32_t)(index >> 2),
+                     (uint32_t)(index >> 34)};
+    uint32_t k[2] = {(uint32_t)key, (uint32_t)(key >> 32)};
+    for (int round = 0; round < DVM_PHILOX_ROUNDS; round++) {
+        uint64_t p0 = (uint64_t)DVM_PHILOX_M0 * c[0], p1 = (uint64_t)DVM_PHILOX_M1 * c[2];
+        uint32_t next[4] = {(uint32_t)(p1 >> 32) ^ c[1] ^ k[0], (uint32_t)p1,
+                            (uint32_t)(p0 >> 32) ^ c[3] ^ k[1], (uint32_t)p0};
+        memcpy(c, next, sizeof c);
+        k[0] += DVM_PHILOX_W0;
+        k[1] += DVM_PHILOX_W1;
+    }
+    return c[index & 3];
+}
+
 /* The caller wraps the result to the width; operands are sign-extended. */
-static int64_t ew_int(int op, int width, int64_t a, int64_t b) {
+static int64_t ew_int(int op, int width, int64_t a, int64_t b, int64_t c) {
     uint64_t ua = (uint64_t)a, ub = (uint64_t)b;
     switch (op) {
     case DVM_OP_COPY: return a;
@@ -65,6 +83,7 @@ static int64_t ew_int(int op, int width, int64_t a, int64_t b) {
     case DVM_OP_XOR: return a ^ b;
     case DVM_OP_SHL: return (int64_t)(ua << (b & (width - 1)));
     case DVM_OP_SHR: return a >> (b & (width - 1));
+    case DVM_OP_PHILOX: return philox(ua, ub, (uint64_t)c);
     default: return 0;
     }
 }
@@ -181,9 +200,9 @@ union ref_val dvm_ref_ew(int op, enum dvm_vt t, enum dvm_vt to, const union ref_
         if (to == DVM_VT_B1) return of_bool(compare_float(op, v[0].f, v[1].f));
         return of_float(ew_float(op, v[0].f, v[1].f, v[2].f));
     }
-    int64_t a = int_of(t, v[0]), b = int_of(t, v[1]);
+    int64_t a = int_of(t, v[0]), b = int_of(t, v[1]), c = int_of(t, v[2]);
     if (op >= DVM_OP_EQ && op <= DVM_OP_GE) return of_bool(compare_int(op, a, b));
     if (op == DVM_OP_NOT && t == DVM_VT_B1) return of_bool(a == 0);
-    int64_t r = ew_int(op, t == DVM_VT_I64 ? 64 : 32, a, b);
+    int64_t r = ew_int(op, t == DVM_VT_I64 ? 64 : 32, a, b, c);
     return t == DVM_VT_B1 ? of_bool(r != 0) : of_int(t, r);
 }

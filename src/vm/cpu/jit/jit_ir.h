@@ -283,6 +283,7 @@ dvm_vid dvm_j_f32(struct dvm_jb *b, int op, const dvm_vid v[3]);
 dvm_vid dvm_j_i32(struct dvm_jb *b, int op, const dvm_vid v[3]);
 bool dvm_j_ew64(struct dvm_jb *b, int op, const struct dvm_jpair v[3], struct dvm_jpair *out);
 struct dvm_jpair dvm_j_sel64(struct dvm_jb *b, dvm_vid m, struct dvm_jpair x, struct dvm_jpair y);
+dvm_vid dvm_j_philox32(struct dvm_jb *b, const dvm_vid v[3]);
 bool dvm_j_cast(struct dvm_jb *b, int from, int to, struct dvm_jpair v, struct dvm_jpair *out);
 struct dvm_jpair dvm_j_load(struct dvm_jb *b, int o);
 /* bf16: the f32 value is known to have its low half zero. */

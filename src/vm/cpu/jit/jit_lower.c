@@ -143,6 +143,7 @@ dvm_vid dvm_j_i32(struct dvm_jb *b, int op, const dvm_vid v[3]) {
     case DVM_OP_SHL: return dvm_j_2(b, X_VPSLLVD, x, count32(b, y));
     case DVM_OP_SHR: return dvm_j_2(b, X_VPSRAVD, x, count32(b, y));
     case DVM_OP_POW: return helper32(b, J_H_POW32, v);
+    case DVM_OP_PHILOX: return dvm_j_philox32(b, v);
     case DVM_OP_FLOORDIV:
     case DVM_OP_TRUNCDIV:
     case DVM_OP_REM:

@@ -1,4 +1,5 @@
 /* 64-bit integers as pairs of vectors, and casts between all types. */
+#include "code/philox.h"
 #include "vm/cpu/jit/jit_help.h"
 #include "vm/cpu/jit/jit_ir.h"
 
@@ -155,6 +156,39 @@ static pair shift_right(struct dvm_jb *b, pair x, pair n) {
     return two(b, X_VXORPS, two(b, X_VPSRLVQ, two(b, X_VXORPS, x, s), n), s);
 }
 
+/* ---- random words */
+
+/* A word of the counter or the key is the low half of a lane; the high half holds anything until the end, since products
+ * read low halves only. */
+struct philox {
+    pair c[4], k[2];
+};
+
+static void philox_round(struct dvm_jb *b, struct philox *p) {
+    pair p0 = two(b, X_VPMULUDQ, p->c[0], number(b, DVM_PHILOX_M0));
+    pair p1 = two(b, X_VPMULUDQ, p->c[2], number(b, DVM_PHILOX_M1));
+    pair n0 = two(b, X_VXORPS, shift(b, X_VPSRLQ, p1, 32), two(b, X_VXORPS, p->c[1], p->k[0]));
+    pair n2 = two(b, X_VXORPS, shift(b, X_VPSRLQ, p0, 32), two(b, X_VXORPS, p->c[3], p->k[1]));
+    *p = (struct philox){{n0, p1, n2, p0},
+                         {two(b, X_VPADDQ, p->k[0], number(b, DVM_PHILOX_W0)),
+                          two(b, X_VPADDQ, p->k[1], number(b, DVM_PHILOX_W1))}};
+}
+
+static dvm_vid bit_of(struct dvm_jb *b, pair x, uint64_t bit) {
+    return compare(b, two(b, X_VANDPS, x, number(b, bit)), number(b, 0), J_I_NE);
+}
+
+static pair philox(struct dvm_jb *b, const pair v[3]) {
+    pair block = shift(b, X_VPSRLQ, v[2], 2);
+    struct philox p = {{v[1], shift(b, X_VPSRLQ, v[1], 32), block, shift(b, X_VPSRLQ, block, 32)},
+                       {v[0], shift(b, X_VPSRLQ, v[0], 32)}};
+    for (int r = 0; r < DVM_PHILOX_ROUNDS; r++) philox_round(b, &p);
+    dvm_vid odd = bit_of(b, v[2], 1), high = bit_of(b, v[2], 2);
+    pair w = dvm_j_sel64(b, high, dvm_j_sel64(b, odd, p.c[3], p.c[2]),
+                         dvm_j_sel64(b, odd, p.c[1], p.c[0]));
+    return two(b, X_VANDPS, w, number(b, UINT32_MAX));
+}
+
 static bool compared(int op) { return op >= DVM_OP_EQ && op <= DVM_OP_GE; }
 
 static int predicate_of(int op) {
@@ -197,6 +231,7 @@ bool dvm_j_ew64(struct dvm_jb *b, int op, const pair v[3], pair *out) {
     case DVM_OP_XOR: *out = two(b, X_VXORPS, x, y); break;
     case DVM_OP_SHL: *out = two(b, X_VPSLLVQ, x, two(b, X_VANDPS, y, mask)); break;
     case DVM_OP_SHR: *out = shift_right(b, x, two(b, X_VANDPS, y, mask)); break;
+    case DVM_OP_PHILOX: *out = philox(b, v); break;
     default:
         if (helper_of(op) < 0) return false;
         *out = dvm_j_call(b, helper_of(op), DVM_VT_I64, DVM_VT_I64, x, y);
@@ -317,6 +352,13 @@ static void from_f64(struct dvm_jb *b, int to, pair x, pair *out) {
     case DVM_VT_I64: *out = f64_to_i64(b, x); break;
     default: *out = x; break;
     }
+}
+
+/* The same of 32-bit operands, which count with their sign. */
+dvm_vid dvm_j_philox32(struct dvm_jb *b, const dvm_vid v[3]) {
+    pair wide[3];
+    for (int i = 0; i < 3; i++) from_i32(b, DVM_VT_I64, v[i], &wide[i]);
+    return i64_to_i32(b, philox(b, wide));
 }
 
 bool dvm_j_cast(struct dvm_jb *b, int from, int to, pair v, pair *out) {
