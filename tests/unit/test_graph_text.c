@@ -87,6 +87,7 @@ static bool line_of(dvm_op op, char *buf, size_t cap) {
         {DVM_OP_SHR, "%r = shr 3, %l"},
         {DVM_OP_SELECT, "%r = select %b, %h, nan"},
         {DVM_OP_FMA, "%r = fma 2.0, %f, -inf"},
+        {DVM_OP_PHILOX, "%r = philox -1, 7, %l"},
         {DVM_OP_BROADCAST, "%r = broadcast %d, [4, -1]"},
         {DVM_OP_RESHAPE, "%r = reshape %u, [-1, 1]"},
         {DVM_OP_PERMUTE, "%r = permute %b, [1, 0]"},
