@@ -22,7 +22,7 @@ static dvm_vid moving(struct dvm_jb *b, int op, unsigned len, int o, int disp, u
 }
 
 static dvm_vid moving_bf16(struct dvm_jb *b, int o) {
-    if (b->neon || b->z) return shift(b, X_VPSLLD, moving(b, X_VPMOVZXWD, b->len, o, 0, 0), 16);
+    if (b->neon) return shift(b, X_VPSLLD, moving(b, X_VPMOVZXWD, b->len, o, 0, 0), 16);
     struct dvm_mi m = {.op = M_BF16_LD,
                        .attr = (uint8_t)b->len,
                        .mem = J_OPND,
@@ -225,7 +225,7 @@ static void store_narrow(struct dvm_jb *b, int o, int size, dvm_vid x) {
 
 /* The upper halves of f32 lanes. */
 static void store_bf16(struct dvm_jb *b, int o, dvm_vid x) {
-    if (b->neon || b->z) {
+    if (b->neon) {
         store_narrow(b, o, 2, shift(b, X_VPSRLD, x, 16));
         return;
     }
