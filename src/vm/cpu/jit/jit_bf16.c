@@ -63,11 +63,15 @@ static void store_paired(struct dvm_je *e, const struct dvm_mi *m, int u) {
 static void store_two(struct dvm_je *e, const struct dvm_mi *m, int u) {
     enum { EVEN_THEN_ODD = 0xd8 };
     int low = dvm_j_get(e, m->a, u - 1), high = dvm_j_get(e, m->a, u);
+    int order = e->b->z ? dvm_j_get(e, m->c, u) : 0;
     int t = dvm_j_take(e, J_V), x = dvm_j_take(e, J_V);
     shift(e, X_VPSRLD, t, dvm_x_reg(low));
     shift(e, X_VPSRLD, x, dvm_x_reg(high));
     vec(e, X_VPACKUSDW, e->full, t, t, dvm_x_reg(x), 0);
-    vec(e, X_VPERMQ, e->full, t, 0, dvm_x_reg(t), EVEN_THEN_ODD);
+    if (e->b->z)
+        vec(e, X_VPERMQ_V, e->full, t, order, dvm_x_reg(t), 0);
+    else
+        vec(e, X_VPERMQ, e->full, t, 0, dvm_x_reg(t), EVEN_THEN_ODD);
     vec(e, X_VMOVUPS_ST, e->full, t, 0, dvm_j_opnd(e, m, u - 1), 0);
     dvm_j_untake(e, J_V, t);
     dvm_j_untake(e, J_V, x);
@@ -77,7 +81,7 @@ static void store_two(struct dvm_je *e, const struct dvm_mi *m, int u) {
 
 /* Stores past the caches are aligned for one unit. */
 static bool stores_two(const struct dvm_je *e) {
-    return !e->b->z && e->unroll > 1 && !e->masked && !e->by_unit && !e->stream;
+    return e->unroll > 1 && !e->masked && !e->by_unit && !e->stream;
 }
 
 void dvm_j_bf16_store(struct dvm_je *e, const struct dvm_mi *m, int u) {

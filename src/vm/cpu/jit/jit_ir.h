@@ -48,7 +48,7 @@ enum dvm_mop {
     M_SKIP_END, /* values disp .. o (first not) were made in between, and are nothing when it was skipped */
     M_UMULH,   /* d = high half of the unsigned products of a and b (AArch64) */
     M_BF16_LD, /* d = bf16 elements of operand o at the column, as f32; a: 0xffff0000 */
-    M_BF16_ST, /* upper halves of a, bf16, to operand o; b: 0xffff0000 */
+    M_BF16_ST, /* upper halves of a, bf16, to operand o; b: 0xffff0000; c: AVX-512: even 64-bit lanes, then odd ones */
     M_PART, /* scalar a to the part record at disp; attr: 0 four bytes, 1 eight, 2 + length: the vector */
     M_NOPS
 };

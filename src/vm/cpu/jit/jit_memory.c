@@ -223,6 +223,13 @@ static void store_narrow(struct dvm_jb *b, int o, int size, dvm_vid x) {
         put(b, narrow_store(b, 1), X_128, o, 0, 0, bytes(b, x));
 }
 
+static dvm_vid even_then_odd(struct dvm_jb *b) {
+    static const int64_t order[] = {0, 2, 4, 6, 1, 3, 5, 7};
+    int32_t at = dvm_j_pool_bytes(b, order, sizeof order);
+    return dvm_j_outer(b,
+                       (struct dvm_mi){.op = X_VMOVUPS, .attr = X_512, .mem = J_POOL, .disp = at});
+}
+
 /* The upper halves of f32 lanes. */
 static void store_bf16(struct dvm_jb *b, int o, dvm_vid x) {
     if (b->neon) {
@@ -235,6 +242,7 @@ static void store_bf16(struct dvm_jb *b, int o, dvm_vid x) {
                        .flags = J_STORE,
                        .a = x,
                        .b = dvm_j_const32(b, 0xffff0000),
+                       .c = b->z ? even_then_odd(b) : 0,
                        .o = (uint16_t)o};
     int keep = b->floor;
     b->floor = DVM_MAX(keep, J_BODY);

@@ -99,7 +99,7 @@ static void plan_units(struct dvm_je *e, struct dvm_jplan *p) {
         int u = DVM_TREE_LANES / b->width;
         if (b->nacc > 0 && u * n <= ROW_BODY && place_units(e, p, u, most, 0)) return;
         p->by_unit = false;
-        if (b->nacc == 0 || few(e)) p->unroll = map_units(e, most); /* accumulators in memory */
+        if (b->nacc == 0 || !b->neon) p->unroll = map_units(e, most); /* accumulators in memory */
         return;
     }
     for (int u = 8; u >= 1; u /= 2) {
