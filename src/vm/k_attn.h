@@ -30,14 +30,17 @@ struct dvm_k_attn {
     void (*scores_rows)(float *s, int64_t pitch, int rows, float scale, int64_t n, const float *m,
                         float *top);
     void (*exps_rows)(float *s, int64_t pitch, int rows, const float *m, int64_t n, float *l);
-    /* s[j] = e^(s[j] - m) * f, 0 where the power is 0 (f may be NaN). below: no s[j] is above m, which is faster. */
-    void (*weights)(float *s, float m, float f, bool below, int64_t n);
+    /* s[j] = e^(s[j] - m) * f, 0 where the power is 0 (f may be NaN). Where s[j] is above m + 88 the power is e^88. */
+    void (*weights)(float *s, float m, float f, int64_t n);
     /* s[j] *= f, any n */
     void (*scale)(float *s, float f, int64_t n);
     /* d[j] *= z[j] */
     void (*times)(float *d, const float *z, int64_t n);
     /* ds[j] = p[j] == 0 ? 0 : p[j] * (ds[j] - delta) */
     void (*dscores)(float *ds, const float *p, float delta, int64_t n);
+    /* scores without bias and off, weights, dscores, for `rows` rows of s and ds that are `pitch` apart. */
+    void (*gradients)(float *s, float *ds, int64_t pitch, int rows, float scale, const float *m,
+                      const float *f, const float *delta, int64_t n);
     /* sum of a[j] * b[j], any n */
     float (*dot)(const float *a, const float *b, int64_t n);
     /* z[j] = weight of element first + j of the stream: kept or 0; any n */

@@ -97,14 +97,14 @@ static void test_levels_and_threads(void **state) {
     assert_true(levels >= 4);
 }
 
-/* Whole tiles that are only scaled take another way than tiles with a bias, here of zeros. S does not fill the last
+/* Whole tiles that are only scaled take another way than tiles with a bias, here of zeros, forward and backward. S does not fill the last
  * block or tile; causal, so that both ways meet in one row. */
 static void test_plain_tiles(void **state) {
     enum { S = 300, F = 24 };
     static const char *const isa[] = {"base", "avx2", "avx512"};
     static const int64_t dq[] = {1, 1, S, F}, ds[] = {1, 1, S, LAST}, dp[] = {1, 1, S, S};
     static float in[3][S * F], zeros[S * S], o[2][S * F], m[S * LAST], l[2][S * LAST];
-    static float first[2][S * F];
+    static float first[2][S * F], g[2][3][S * F], first_g[2][3][S * F];
     uint64_t seed = 4;
     (void)state;
     for (int i = 0; i < 3 * S * F; i++) in[i / (S * F)][i % (S * F)] = rnd(&seed);
@@ -117,12 +117,17 @@ static void test_plain_tiles(void **state) {
                 for (int i = 0; i < 3; i++)
                     a[i] = (dvm_arg){.data = in[i], .dims = dq, .rank = 4, .dtype = DVM_F32};
                 dvm_arg ao = a[0], am = {.data = m, .dims = ds, .rank = 4, .dtype = DVM_F32};
-                dvm_arg al = am;
+                dvm_arg al = am, ag[3] = {ao, ao, ao};
                 ao.data = o[way], al.data = l[way];
+                for (int i = 0; i < 3; i++) ag[i].data = g[way][i];
                 dvm_attn c = {.query = &a[0],
                               .key = &a[1],
                               .value = &a[2],
                               .pse = way ? &bias : NULL,
+                              .dy = &a[0],
+                              .attention_in = &ao,
+                              .softmax_max = &am,
+                              .softmax_sum = &al,
                               .head_num = 1,
                               .input_layout = "BNSD",
                               .scale = 0.7,
@@ -131,13 +136,19 @@ static void test_plain_tiles(void **state) {
                               .pre_tockens = DVM_ATTN_ALL,
                               .next_tockens = DVM_ATTN_ALL};
                 memset(o[way], 0xff, sizeof o[way]);
-                if (dvm_attn_forward(ctx, &c, (const dvm_arg *const[]){&ao, &am, &al}))
+                memset(g[way], 0xff, sizeof g[way]);
+                if (dvm_attn_forward(ctx, &c, (const dvm_arg *const[]){&ao, &am, &al}) ||
+                    dvm_attn_backward(ctx, &c,
+                                      (const dvm_arg *const[]){&ag[0], &ag[1], &ag[2], NULL, NULL}))
                     fail_msg("%s", dvm_error_text());
             }
             assert_memory_equal(o[0], o[1], sizeof o[0]);
             assert_memory_equal(l[0], l[1], sizeof l[0]);
+            assert_memory_equal(g[0], g[1], sizeof g[0]);
+            if (levels == 0) memcpy(first_g[mode / 3], g[0], sizeof g[0]);
             if (levels++ == 0) memcpy(first[mode / 3], o[0], sizeof o[0]);
             assert_memory_equal(o[0], first[mode / 3], sizeof o[0]);
+            assert_memory_equal(g[0], first_g[mode / 3], sizeof g[0]);
             dvm_ctx_destroy(&ctx);
         }
 }
@@ -163,7 +174,7 @@ static void test_exponentials(void **state) {
         assert_memory_equal((char *)got + sizeof special, (char *)first + sizeof special,
                             sizeof got - sizeof special);
         memcpy(got, x, sizeof x);
-        k.k->weights(got, 0, NAN, true, DVM_ATTN_LANES);
+        k.k->weights(got, 0, NAN, DVM_ATTN_LANES);
         for (int i = 0; i < 8; i++) assert_true(i < 3 || i == 7 ? isnan(got[i]) : got[i] == 0);
     }
     assert_true(levels > 0);

@@ -84,11 +84,11 @@ static void row(struct attn_work *w, const struct backward *f, const struct attn
     int64_t n = blk->n0 + r / blk->rows, i = blk->i0 + r % blk->rows;
     float *s = w->s + r * ATTN_PITCH, *d = w->t + r * ATTN_PITCH;
     int a, b, from = w->from[r], keys = w->to[r] - from;
-    float top = dvm_attn_row(w, blk, t, r, marks, &a, &b);
+    dvm_attn_row(w, blk, t, r, marks, &a, &b);
     if (keys) {
         float max, sum;
         statistics(at, q, blk->b, n, i, &max, &sum);
-        w->k->weights(s + a, max, 1 / sum, top <= max, b - a);
+        w->k->weights(s + a, max, 1 / sum, b - a);
         if (at->dropout) {
             dvm_attn_drop_row(w, blk, t, r);
             w->k->times(d + from, w->z + from, keys);
@@ -104,6 +104,30 @@ static void row(struct attn_work *w, const struct backward *f, const struct attn
     memset(d + b, 0, (size_t)(ATTN_BN - b) * 4);
 }
 
+/* The same for all rows of a tile that is plain. */
+static void rows_plain(struct attn_work *w, const struct backward *f,
+                       const struct attn_block *blk) {
+    const struct attn_seq *q = &w->seq[blk->b];
+    float max[ATTN_BM], factor[ATTN_BM], delta[ATTN_BM];
+    int from = w->from[0], to = w->to[0];
+    for (int r = 0; r < blk->m; r++) {
+        int64_t n = blk->n0 + r / blk->rows, i = blk->i0 + r % blk->rows;
+        float sum;
+        statistics(w->a, q, blk->b, n, i, &max[r], &sum);
+        factor[r] = 1 / sum;
+        delta[r] = f->delta[q->slot + n * q->sq + i];
+    }
+    w->k->gradients(w->s + from, w->t + from, ATTN_PITCH, blk->m, w->a->scale, max, factor, delta,
+                    to - from);
+    for (int r = 0; to - from < ATTN_BN && r < blk->m; r++) {
+        float *s = w->s + r * ATTN_PITCH, *d = w->t + r * ATTN_PITCH;
+        memset(s, 0, (size_t)from * 4);
+        memset(d, 0, (size_t)from * 4);
+        memset(s + to, 0, (size_t)(ATTN_BN - to) * 4);
+        memset(d + to, 0, (size_t)(ATTN_BN - to) * 4);
+    }
+}
+
 /* dk, dv: sums of the tile; dq: sums of the block's rows. */
 static void step(struct attn_work *w, const struct backward *f, const struct operand *o,
                  const struct attn_tile *t, bool k_clean, float *dk, float *dv, float *dq) {
@@ -113,7 +137,10 @@ static void step(struct attn_work *w, const struct backward *f, const struct ope
     dvm_attn_scores(w, m, w->a->d, o->q, w->kt, flex ? w->flex.raw : w->s);
     dvm_attn_scores(w, m, w->a->d2, o->g, w->vt, w->t);
     if (flex) dvm_attn_flex_scores(w, &o->blk, t->j0);
-    for (int r = 0; r < m; r++) row(w, f, &o->blk, t, r, marks);
+    if (dvm_attn_plain(w, marks))
+        rows_plain(w, f, &o->blk);
+    else
+        for (int r = 0; r < m; r++) row(w, f, &o->blk, t, r, marks);
     if (flex && f->what & (TO_KEYS | TO_ROWS)) dvm_attn_flex_grad(w, &o->blk);
     if (dq) dvm_attn_over_keys(w, m, w->t, w->kb, w->a->d, dq, k_clean);
     if (!dk) return;

@@ -46,7 +46,7 @@ static void rescale(struct attn_work *w, struct state *st, const float *now) {
     float *f = w->scratch;
     int64_t n = attn_up(st->blk.m, DVM_ATTN_LANES), pitch = attn_pitch(w->a->d2);
     for (int r = 0; r < n; r++) f[r] = st->m[r] == now[r] ? 0 : st->m[r] - now[r];
-    w->k->weights(f, 0, 1, true, n);
+    w->k->weights(f, 0, 1, n);
     memcpy(st->m, now, sizeof st->m);
     for (int r = 0; r < st->blk.m; r++) {
         if (f[r] == 1) continue;
@@ -84,13 +84,6 @@ static void soften(struct attn_work *w, struct state *st, const struct packed *p
     }
 }
 
-/* Whether all rows see the same whole groups of keys, and scores are scaled only. After dvm_attn_see. */
-static bool plain(const struct attn_work *w, const struct packed *p) {
-    const struct attn *s = w->a;
-    return w->alike && p->clean && !s->mask.p && !s->pse.p && !s->dropout && !s->flex &&
-           w->from[0] % DVM_ATTN_LANES == 0 && w->to[0] % DVM_ATTN_LANES == 0;
-}
-
 static void soften_plain(struct attn_work *w, struct state *st, float *now) {
     float *s = w->s + w->from[0];
     int n = w->to[0] - w->from[0];
@@ -112,7 +105,7 @@ static void step(struct attn_work *w, struct state *st, const struct packed *p) 
         w->flex.raw = w->s;
         dvm_attn_flex_scores(w, &st->blk, t->j0);
     }
-    if (plain(w, p))
+    if (dvm_attn_plain(w, !p->clean))
         soften_plain(w, st, now);
     else
         soften(w, st, p, now);

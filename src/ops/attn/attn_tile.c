@@ -190,6 +190,12 @@ bool dvm_attn_see(struct attn_work *w, const struct attn_block *blk, int64_t j0)
     return any && !(w->a->mask.p && all_masked(w, blk, j0));
 }
 
+bool dvm_attn_plain(const struct attn_work *w, bool marks) {
+    const struct attn *s = w->a;
+    return w->alike && !marks && !s->mask.p && !s->pse.p && !s->dropout && !s->flex &&
+           w->from[0] % LANES == 0 && w->to[0] % LANES == 0;
+}
+
 struct attn_range dvm_attn_hull(const struct attn_work *w, int r0, int r1) {
     struct attn_range h = {ATTN_BN, 0};
     for (int r = r0; r < r1; r++) {
@@ -223,6 +229,7 @@ static int append(struct group *g, int n, int at, int rows, struct attn_range h)
 
 static int row_groups(const struct attn_work *w, int m, struct group g[MAX_GROUPS]) {
     int n = 0, mr = w->g->mr;
+    if (w->alike) return append(g, n, 0, m, (struct attn_range){w->from[0], w->to[0]});
     for (int r = 0; r < m; r += mr) {
         int rows = DVM_MIN(mr, m - r);
         n = append(g, n, r, rows, dvm_attn_hull(w, r, r + rows));
@@ -304,7 +311,8 @@ void dvm_attn_over_keys_in_place(const struct attn_work *w, int m, const struct 
 /* Rows that see a key of [j, j + n). */
 static struct attn_range seeing(const struct attn_work *w, int m, int64_t j, int64_t n) {
     struct attn_range h = {m, 0};
-    for (int r = 0; r < m; r++)
+    if (w->alike && w->from[0] < j + n && w->to[0] > j) return (struct attn_range){0, m};
+    for (int r = 0; !w->alike && r < m; r++)
         if (w->from[r] < j + n && w->to[r] > j) {
             h.from = DVM_MIN(h.from, r);
             h.to = r + 1;

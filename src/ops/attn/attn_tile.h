@@ -85,6 +85,9 @@ bool dvm_attn_finite(const struct attn_work *w, const float *d, int64_t from, in
 
 /* Fills from, to and alike. False: no row of the block sees a key of the tile, as far as intervals and mask say. */
 bool dvm_attn_see(struct attn_work *w, const struct attn_block *blk, int64_t j0);
+/* Whether scores of the block are scaled and nothing else, and all rows see the same whole groups of LANES keys of the
+ * tile: then all rows are handled in one call. marks: as below. After dvm_attn_see. */
+bool dvm_attn_plain(const struct attn_work *w, bool marks);
 /* Hull of the keys of rows [r0, r1). */
 struct attn_range dvm_attn_hull(const struct attn_work *w, int r0, int r1);
 /* s[r][j] = rows of a times keys of b, where some row of the register tile sees a key. */

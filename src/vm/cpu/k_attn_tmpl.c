@@ -2,16 +2,13 @@
  * elements become vectors of the level. */
 #include "vm/cpu/k_tmpl.h"
 
+#include "code/expand_c.h"
 #include "code/philox.h"
 #include "vm/k_attn.h"
 
-#define XFN(name) x_##name
-#include "code/expand_c.h"
-#include "code/expand.h"
-
 enum { LANES = DVM_ATTN_LANES };
 
-/* ---- LANES floats: what the compiler does not make of loops by itself. max is a > b ? a : b; shl23 moves the bits of
+/* ---- LANES floats: what the compiler does not make of loops by itself. max is a > b ? a : b, min likewise; shl23 moves the bits of
  * a float to the left; nonzero is b where a is not zero, else 0. */
 
 #if defined(__AVX512F__)
@@ -29,6 +26,7 @@ typedef __m512 vf;
     _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(a, _mm512_setzero_ps(), _CMP_NEQ_UQ), b)
 #define vf_mul(a, b) _mm512_mul_ps(a, b)
 #define vf_max(a, b) _mm512_max_ps(a, b)
+#define vf_min(a, b) _mm512_min_ps(a, b)
 #elif defined(__AVX2__)
 #include <immintrin.h>
 enum { W = 8 };
@@ -43,6 +41,7 @@ typedef __m256 vf;
 #define vf_nonzero(a, b) _mm256_and_ps(_mm256_cmp_ps(a, _mm256_setzero_ps(), _CMP_NEQ_UQ), b)
 #define vf_mul(a, b) _mm256_mul_ps(a, b)
 #define vf_max(a, b) _mm256_max_ps(a, b)
+#define vf_min(a, b) _mm256_min_ps(a, b)
 #else
 enum { W = 1 };
 typedef float vf;
@@ -56,6 +55,7 @@ typedef float vf;
 #define vf_nonzero(a, b) ((a) == 0.0f ? 0.0f : (b))
 #define vf_mul(a, b) ((a) * (b))
 #define vf_max(a, b) ((a) > (b) ? (a) : (b))
+#define vf_min(a, b) ((a) < (b) ? (a) : (b))
 #endif
 enum { NV = LANES / W };
 
@@ -126,7 +126,7 @@ static float scores(float *s, const float *bias, const uint8_t *off, float scale
     return largest(s, n);
 }
 
-/* e^x for x <= 0 or NaN: 2^n p(r), n the nearest integer to x log2 e, r = x - n ln 2 in +-0.347 with one rounding of
+/* e^x for x <= 88 or NaN: 2^n p(r), n the nearest integer to x log2 e, r = x - n ln 2 in +-0.347 with one rounding of
  * ln 2. Within 1.8 units in the last place and |x| 2^-28; a score of size |x| is itself off by |x| 2^-24, so a longer
  * polynomial would show nothing. From -87.69 down the result is 0: no weight is that small beside the largest. BIAS
  * leaves n + 127 in the low bits of t; they are the exponent of 2^n, and with n = -127, where the limit is, 0. */
@@ -159,17 +159,29 @@ DVM_INLINE float exps(float *s, float m, int64_t n) {
 static void exps_rows(float *s, int64_t pitch, int rows, const float *m, int64_t n, float *l) {
     for (int r = 0; r < rows; r++) l[r] += exps(s + r * pitch, m[r] == -INFINITY ? 0.0f : m[r], n);
 }
-static void weights(float *s, float m, float f, bool below, int64_t n) {
-    vf top = vf_set1(m), factor = vf_set1(f);
-    for (int64_t j = 0; below && j < n; j += LANES)
+/* Statistics may come from a caller: nothing says that no score is above m. */
+DVM_INLINE vf weight(vf x, vf top, vf factor) {
+    vf e = exp_below(vf_min(vf_set1(88.0f), vf_sub(x, top)));
+    return vf_nonzero(e, vf_mul(e, factor));
+}
+static void weights(float *s, float m, float f, int64_t n) {
+    for (int64_t j = 0; j < n; j += LANES)
         for (int i = 0; i < NV; i++) {
             float *at = s + j + i * W;
-            vf e = exp_below(vf_sub(vf_load(at), top));
-            vf_store(at, vf_nonzero(e, vf_mul(e, factor)));
+            vf_store(at, weight(vf_load(at), vf_set1(m), vf_set1(f)));
         }
-    for (int64_t j = 0; !below && j < n; j++) {
-        float e = x_exp(s[j] - m), v = e * f;
-        s[j] = e == 0.0f ? 0.0f : v;
+}
+static void gradients(float *s, float *ds, int64_t pitch, int rows, float scale, const float *m,
+                      const float *f, const float *delta, int64_t n) {
+    for (int r = 0; r < rows; r++, s += pitch, ds += pitch) {
+        vf top = vf_set1(m[r]), factor = vf_set1(f[r]), less = vf_set1(delta[r]);
+        for (int64_t j = 0; j < n; j += LANES)
+            for (int i = 0; i < NV; i++) {
+                float *at = s + j + i * W, *to = ds + j + i * W;
+                vf p = weight(vf_mul(vf_set1(scale), vf_load(at)), top, factor);
+                vf_store(at, p);
+                vf_store(to, vf_nonzero(p, vf_mul(p, vf_sub(vf_load(to), less))));
+            }
     }
 }
 
@@ -252,6 +264,7 @@ const struct dvm_k_attn K_TABLE(attn) = {
     .scale = scale_row,
     .times = times,
     .dscores = dscores,
+    .gradients = gradients,
     .dot = dot,
     .drop = drop,
     .finite = all_finite,
