@@ -8,6 +8,7 @@ pytest.importorskip("_dvm")
 
 import dvm.torch  # noqa: E402
 import torch.nn.functional as F  # noqa: E402
+from dvm.torch import rows_attn  # noqa: E402
 from dvm.torch.rows_attn import attention  # noqa: E402
 
 F32, BF16 = torch.float32, torch.bfloat16
@@ -64,7 +65,8 @@ DYNAMIC = [pytest.param(n, True, marks=() if n in ("gqa", "padding") else SLOW) 
 
 
 @pytest.mark.parametrize(("name", "dynamic"), [(n, False) for n in CALLS] + DYNAMIC)
-def test_sdpa(name, dynamic):
+def test_sdpa(name, dynamic, monkeypatch):
+    monkeypatch.setattr(rows_attn, "_TORCH_HAS_BF16", False)
     args, kw, want_taken = CALLS[name]
     args = [x.detach().requires_grad_() for x in args]
     torch.compiler.reset()
@@ -98,8 +100,17 @@ FEW = {
 }
 
 
+@pytest.mark.parametrize("name", ["causal_bf16", "full_bf16"])
+def test_bf16_is_torchs_where_it_has_instructions(name, monkeypatch):
+    monkeypatch.setattr(rows_attn, "_TORCH_HAS_BF16", True)
+    args, kw, _ = CALLS[name]
+    assert not rows_attn._pays(*args, None, kw.get("is_causal", False))
+    assert rows_attn._pays(*inputs(), None, True)
+
+
 @pytest.mark.parametrize("name", FEW)
-def test_few_rows(name):
+def test_few_rows(name, monkeypatch):
+    monkeypatch.setattr(rows_attn, "_TORCH_HAS_BF16", False)
     (heads, groups, rows, keys, dtype, masked), want_taken = FEW[name]
     args = [x.detach() for x in inputs(dtype, heads, groups, rows, keys)]
     mask = torch.arange(keys).expand(rows, keys) % 3 > 0 if masked else None

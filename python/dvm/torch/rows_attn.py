@@ -22,6 +22,9 @@ _TARGETS = {F.scaled_dot_product_attention, torch._C._nn.scaled_dot_product_atte
 _DTYPES = {torch.float32, torch.bfloat16, torch.float16}
 _LARGEST_HEAD = 1024
 _FEW_ROWS = 32
+# Where torch multiplies bf16 by instructions it takes 0.3 to 0.96 of the operator's time, causal or
+# not; results of the operator are those of every processor (docs/attention.md).
+_TORCH_HAS_BF16 = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
 
 # Fewer rows, forward, not causal: keys from which the operator takes the call, where all four hold
 # (None: either way), by `bench/attn_bench.py few`. What is in no line of the table was 0.5 to 1.1
@@ -119,8 +122,9 @@ def _pays(query: Tensor, key: Tensor, value: Tensor, mask: Any, causal: bool) ->
     of 16-bit numbers, and few rows as _FEW says. A length not known yet counts as long."""
     rows, keys = query.shape[2], key.shape[2]
     trains = any(x.requires_grad for x in (query, key, value))
-    short = query.dtype != torch.float32
-    masked = mask is not None and mask.dtype == torch.bool
+    left = query.dtype == torch.bfloat16 and _TORCH_HAS_BF16
+    short = query.dtype != torch.float32 and not left
+    masked = mask is not None and mask.dtype == torch.bool and not left
     if isinstance(rows, int) and rows < _FEW_ROWS:
         is_so = (short, rows == 1, query.shape[1] != key.shape[1], masked)
         return not (trains or causal) and any(
@@ -128,4 +132,4 @@ def _pays(query: Tensor, key: Tensor, value: Tensor, mask: Any, causal: bool) ->
             and not (isinstance(keys, int) and keys < least)
             for *want, least in _FEW
         )
-    return causal or masked or (trains and short)
+    return (causal and not left) or masked or (trains and short)
