@@ -40,6 +40,7 @@ void dvm_kernel_destroy(dvm_kernel **pk) {
     pthread_mutex_destroy(&k->lock);
     struct dvm_mem mem = k->mem;
     dvm_mem_free(&mem, k, sizeof *k);
+    dvm_ctx_drop_ws(c);
     dvm_ctx_unref(c);
     *pk = NULL;
 }

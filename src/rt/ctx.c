@@ -135,13 +135,22 @@ void dvm_ctx_give_ws(struct dvm_ctx *c, struct workspace w) {
     free_ws(c, w);
 }
 
+void dvm_ctx_drop_ws(struct dvm_ctx *c) {
+    struct workspace old[IDLE_WORKSPACES];
+    pthread_mutex_lock(&c->lock);
+    memcpy(old, c->idle, sizeof old);
+    memset(c->idle, 0, sizeof c->idle);
+    pthread_mutex_unlock(&c->lock);
+    for (int i = 0; i < IDLE_WORKSPACES; i++) free_ws(c, old[i]);
+}
+
 void dvm_ctx_ref(struct dvm_ctx *c) { atomic_fetch_add(&c->refs, 1); }
 
 void dvm_ctx_unref(struct dvm_ctx *c) {
     if (atomic_fetch_sub(&c->refs, 1) != 1) return;
     dvm_strip_cache_destroy(&c->strips);
     dvm_pool_destroy(&c->pool);
-    for (int i = 0; i < IDLE_WORKSPACES; i++) free_ws(c, c->idle[i]);
+    dvm_ctx_drop_ws(c);
     pthread_mutex_destroy(&c->lock);
     struct dvm_mem mem = c->mem;
     dvm_mem_free(&mem, c, sizeof *c);

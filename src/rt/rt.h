@@ -41,6 +41,8 @@ void dvm_ctx_unref(struct dvm_ctx *c);
  * NULL when memory is out. */
 struct workspace dvm_ctx_take_ws(struct dvm_ctx *c, size_t size);
 void dvm_ctx_give_ws(struct dvm_ctx *c, struct workspace w);
+/* Frees those that are idle: with a kernel goes what it may have needed. */
+void dvm_ctx_drop_ws(struct dvm_ctx *c);
 
 /* What one set of shapes and strides needs to run. Immutable once in the table. */
 struct launch_record {
