@@ -15,16 +15,28 @@
         for (int i = 0; i < lanes; i++) r[i] = expr;                                     \
     }
 
+/* fmodf goes bit by bit. Below 2^28 the quotient in f64 has the right whole part, since it is an integer or at least
+ * 2^-24 away from one; its product with b has 52 bits, and what remains is a float: nothing is rounded. */
+static float fmod_f32(float a, float b) {
+    double q = (double)a / (double)b;
+    if (!(fabs(q) < 0x1p28) || isinf(b)) return fmodf(a, b);
+    double r = (double)a - (double)(int32_t)q * (double)b;
+    return copysignf((float)r, a); /* a zero has the sign of a, too */
+}
+
+/* No branch: either way is as likely as the other. */
+static bool other_sign(float r, float b) { return (r != 0) & ((r < 0) != (b < 0)); }
+
 static float rem_f32(float a, float b) {
-    float r = fmodf(a, b);
-    return r != 0 && (r < 0) != (b < 0) ? r + b : r;
+    float r = fmod_f32(a, b), moved = r + b;
+    return other_sign(r, b) ? moved : r;
 }
 
 static float floor_div_f32(float a, float b) {
     if (b == 0) return a / b;
-    float r = fmodf(a, b);
+    float r = fmod_f32(a, b);
     float q = (a - r) / b;
-    if (r != 0 && (r < 0) != (b < 0)) q -= 1;
+    q -= (float)other_sign(r, b);
     if (q == 0) return copysignf(0, a / b);
     float down = floorf(q);
     return q - down > 0.5f ? down + 1 : down;
@@ -56,7 +68,7 @@ static int64_t to_i64(double x) {
     return x < -0x1p63 ? INT64_MIN : (int64_t)x;
 }
 
-HELPER(h_fmod, float, float, fmodf(x[i], y[i]))
+HELPER(h_fmod, float, float, fmod_f32(x[i], y[i]))
 HELPER(h_rem, float, float, rem_f32(x[i], y[i]))
 HELPER(h_floordiv, float, float, floor_div_f32(x[i], y[i]))
 HELPER(h_pow32, int32_t, int32_t, (int32_t)pow_int(x[i], y[i]))
