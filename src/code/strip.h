@@ -110,6 +110,7 @@ struct dvm_strip_args {
     struct dvm_fault
         *fault;  /* notes an index out of range; the element is then read at index 0 or is 0 */
     bool stream; /* outputs are larger than the cache: non-temporal stores pay */
+    bool far;    /* inputs are larger than the near caches */
     bool alias;  /* some output is exactly an input: no store before the last load of an element */
     /* For code that can (dvm_code.boxes): so many boxes one after the other, 0 as 1, each with every ptr of opnd moved by
      * step bytes. opnd is then changed. */

@@ -23,6 +23,7 @@ enum {
     GRAIN = 16 << 10,       /* elements of the smallest piece of work */
     LONG_ROW = 64 << 10,    /* elements: rows below are not split */
     STREAM_LEAST = 1 << 18, /* elements: fewer never bypass the cache */
+    FAR = 8 << 20,          /* bytes: more are not in the second-level cache */
     STACK = 16 << 10,       /* bytes of scratch that need no block */
     PER_THREAD = 4          /* pieces of work for each thread, to even out */
 };
@@ -255,10 +256,12 @@ static int64_t stream_bytes(void) {
     return n;
 }
 
+static int64_t elements_of(const struct dvm_job *j) { return j->s.outer * j->s.len * j->s.cut; }
+
 /* Whether the tensors that a phase writes are larger than the cache, and nothing it writes is
  * block-local. */
 static bool streams(const struct dvm_job *j, const struct dvm_phase *p, const struct dvm_strip *s) {
-    int64_t elements = j->s.outer * j->s.len * j->s.cut, bytes = 0;
+    int64_t elements = elements_of(j), bytes = 0;
     if (p->kind == DVM_PHASE_VEC || elements < STREAM_LEAST) return false;
     for (int o = 0; o < p->nbind; o++) {
         if (s->opnd[o].role != DVM_ROLE_STORE) continue;
@@ -266,6 +269,16 @@ static bool streams(const struct dvm_job *j, const struct dvm_phase *p, const st
         bytes += elements * (int64_t)dvm_dtype_size((dvm_dtype)s->opnd[o].dtype);
     }
     return bytes > stream_bytes();
+}
+
+static bool is_far(const struct dvm_job *j, const struct dvm_phase *p, const struct dvm_strip *s) {
+    int64_t elements = elements_of(j), bytes = 0;
+    if (p->kind == DVM_PHASE_VEC || elements < STREAM_LEAST) return false;
+    for (int o = 0; o < p->nbind; o++)
+        if (s->opnd[o].role == DVM_ROLE_LOAD && s->opnd[o].kind == DVM_OPND_CONTIG &&
+            p->bind[o].src != DVM_SRC_SCRATCH)
+            bytes += elements * (int64_t)dvm_dtype_size((dvm_dtype)s->opnd[o].dtype);
+    return bytes > FAR;
 }
 
 static void fill_info(struct dvm_job *j, struct dvm_fold *folds) {
@@ -276,6 +289,7 @@ static void fill_info(struct dvm_job *j, struct dvm_fold *folds) {
         struct dvm_pinfo *i = &j->info[p];
         *i = (struct dvm_pinfo){.p = f, .strip = s, .code = plan->code[f->strip], .fold = folds};
         i->stream = streams(j, f, s);
+        i->far = is_far(j, f, s);
         if (joins(j) && f->pass != DVM_MODE_MAP) i->nfold = find_folds(s, folds);
         folds += i->nfold;
     }

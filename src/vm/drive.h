@@ -50,7 +50,7 @@ struct dvm_pinfo {
     const struct dvm_code *code;
     const struct dvm_fold *fold;
     int nfold;
-    bool stream;
+    bool stream, far; /* as in dvm_strip_args */
 };
 
 /* The space of a kernel: outer kept axes, the block axis, the cut axis.

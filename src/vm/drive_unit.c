@@ -65,6 +65,7 @@ static void run_box(const struct dvm_job *j, struct dvm_slot *s, const struct dv
                                .scratch = s->code_scratch,
                                .fault = &s->fault[f - j->info],
                                .stream = f->stream,
+                               .far = f->far,
                                .alias = j->l->alias};
     f->code->run(f->code, &a);
 }
@@ -254,6 +255,7 @@ static void bind_boxes(const struct dvm_job *j, struct dvm_slot *s, const struct
                                        .scratch = s->code_scratch,
                                        .fault = &s->fault[p],
                                        .stream = f->stream,
+                                       .far = f->far,
                                        .alias = j->l->alias};
         at.opnd += f->p->nbind;
         at.param += f->p->nparam;

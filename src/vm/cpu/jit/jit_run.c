@@ -408,6 +408,21 @@ static void band(const struct dvm_jit_code *c, const args *a, int64_t first, boo
     c->fn(a, 0);
 }
 
+/* Lines of a band of 16-bit rows, which are short for what fetches memory by itself. A sum over the first axis of 16 or
+ * 64 MiB takes 0.8 to 0.9 of the time; of 1 MiB, near the core, 1.9. Rows of 32 bits gain nothing. */
+static void fetch_band(const struct dvm_jit_code *c, const args *a, int64_t i, int64_t j,
+                       int64_t rows, int64_t cols) {
+    for (int o = 0; o < c->c.strip.nopnd; o++) {
+        const struct dvm_opnd *d = &c->c.strip.opnd[o];
+        const struct dvm_opnd_arg *p = &a->opnd[o];
+        if (d->role != DVM_ROLE_LOAD || d->kind != DVM_OPND_CONTIG || size_of(c, o) != 2) continue;
+        for (int64_t r = i; r < i + rows; r++)
+            for (int64_t at = 0; at < cols * p->cs; at += 64)
+                dvm_jit_prefetch(
+                    (const char *)((uintptr_t)p->ptr + (uintptr_t)(r * p->rs + j * p->cs + at)));
+    }
+}
+
 /* A few rows at a time over many columns: memory is read along the rows. */
 static void in_bands(const struct dvm_jit_code *c, const args *a) {
     for (int64_t j = 0; j < a->n; j += c->band_cols)
@@ -416,7 +431,10 @@ static void in_bands(const struct dvm_jit_code *c, const args *a) {
             sub_box(c, a, &sub, i, j);
             sub.n = DVM_MIN(c->band_cols, a->n - j);
             sub.m = DVM_MIN(J_BAND_ROWS, a->m - i);
-            band(c, &sub, i, i + J_BAND_ROWS < a->m);
+            int64_t next = i + J_BAND_ROWS;
+            if (a->far && next < a->m)
+                fetch_band(c, a, next, j, DVM_MIN(J_BAND_ROWS, a->m - next), sub.n);
+            band(c, &sub, i, next < a->m);
         }
 }
 
