@@ -231,14 +231,14 @@ static void multiply_low(struct dvm_enc *e, int d, int x, int y) {
 /* Instructions of three vectors that are one here too: 1 + row, else 0. */
 static int same3(enum dvm_x_op op) {
     static const uint8_t row[X_NVEC] = {
-        [X_VADDPS] = 1 + A_FADD_4S,    [X_VSUBPS] = 1 + A_FSUB_4S,   [X_VMULPS] = 1 + A_FMUL_4S,
-        [X_VDIVPS] = 1 + A_FDIV_4S,    [X_VDIVPD] = 1 + A_FDIV_2D,   [X_VANDPS] = 1 + A_AND,
-        [X_VORPS] = 1 + A_ORR,         [X_VXORPS] = 1 + A_EOR,       [X_VPADDD] = 1 + A_ADD_4S,
-        [X_VPSUBD] = 1 + A_SUB_4S,     [X_VPADDQ] = 1 + A_ADD_2D,    [X_VPSUBQ] = 1 + A_SUB_2D,
-        [X_VPMULLD] = 1 + A_MUL_4S,    [X_VPMAXSD] = 1 + A_SMAX_4S,  [X_VPMINSD] = 1 + A_SMIN_4S,
-        [X_VPCMPEQD] = 1 + A_CMEQ_4S,  [X_VPCMPGTD] = 1 + A_CMGT_4S, [X_VPCMPEQQ] = 1 + A_CMEQ_2D,
-        [X_VPCMPGTQ] = 1 + A_CMGT_2D,  [X_VPSLLVD] = 1 + A_USHL_4S,  [X_VPSLLVQ] = 1 + A_USHL_2D,
-        [X_VUNPCKLPD] = 1 + A_ZIP1_2D, [X_VSHUFPS] = 1 + A_UZP1_4S,
+        [X_VADDPS] = 1 + A_FADD_4S,   [X_VADDPD] = 1 + A_FADD_2D,    [X_VSUBPS] = 1 + A_FSUB_4S,
+        [X_VMULPS] = 1 + A_FMUL_4S,   [X_VDIVPS] = 1 + A_FDIV_4S,    [X_VDIVPD] = 1 + A_FDIV_2D,
+        [X_VANDPS] = 1 + A_AND,       [X_VORPS] = 1 + A_ORR,         [X_VXORPS] = 1 + A_EOR,
+        [X_VPADDD] = 1 + A_ADD_4S,    [X_VPSUBD] = 1 + A_SUB_4S,     [X_VPADDQ] = 1 + A_ADD_2D,
+        [X_VPSUBQ] = 1 + A_SUB_2D,    [X_VPMULLD] = 1 + A_MUL_4S,    [X_VPMAXSD] = 1 + A_SMAX_4S,
+        [X_VPMINSD] = 1 + A_SMIN_4S,  [X_VPCMPEQD] = 1 + A_CMEQ_4S,  [X_VPCMPGTD] = 1 + A_CMGT_4S,
+        [X_VPCMPEQQ] = 1 + A_CMEQ_2D, [X_VPCMPGTQ] = 1 + A_CMGT_2D,  [X_VPSLLVD] = 1 + A_USHL_4S,
+        [X_VPSLLVQ] = 1 + A_USHL_2D,  [X_VUNPCKLPD] = 1 + A_ZIP1_2D, [X_VSHUFPS] = 1 + A_UZP1_4S,
     };
     return row[op];
 }
@@ -277,6 +277,7 @@ static bool moves(struct dvm_enc *e, enum dvm_x_op op, int reg, struct dvm_x_rm 
     case X_VMOVUPS_ST:
     case X_VMOVNTPS: store_vector(e, 16, reg, rm); return true;
     case X_VMOVSS_LD: load_vector(e, 4, reg, rm); return true;
+    case X_VMOVSD_LD: load_vector(e, 8, reg, rm); return true;
     case X_VMOVD_ST:
     case X_VMOVSS_ST: store_vector(e, 4, reg, rm); return true;
     case X_VMOVSD_ST: store_vector(e, 8, reg, rm); return true;
