@@ -34,7 +34,7 @@ golden() {
     grep -q '^# run: ' "$file" || { echo "$file: no '# run:' line"; return 1; }
     : >"$tmp/out"
     while IFS= read -r line; do
-        timeout "${DVM_TEST_TIMEOUT:-60}" sh -c "${line//%s/$file}" >>"$tmp/out" 2>"$tmp/err" \
+        timeout "${DVM_TEST_TIMEOUT:-300}" sh -c "${line//%s/$file}" >>"$tmp/out" 2>"$tmp/err" \
             </dev/null
         code=$?
     done < <(sed -n 's/^# run: //p' "$file")
@@ -74,7 +74,7 @@ update_golden() {
 script() {
     local file=$1 tmp=$2 base=${1%.sh} code want=0
     mkdir "$tmp/cwd"
-    (cd "$tmp/cwd" && timeout "${DVM_TEST_TIMEOUT:-60}" sh "$root/$file") >"$tmp/out" \
+    (cd "$tmp/cwd" && timeout "${DVM_TEST_TIMEOUT:-300}" sh "$root/$file") >"$tmp/out" \
         2>"$tmp/err" </dev/null
     code=$?
     if [[ -n $update ]]; then
