@@ -348,10 +348,19 @@ static bool from_dltensor(PyObject *o, const DLTensor *d, const struct slot *wan
     return finish(o, want, t);
 }
 
+/* Of a module of torch. No Python of ours runs here: torch.compile, when it watches the caller, would compile that too,
+ * and what a compiled function returns may be a copy, or lack a tangent. */
+static PyObject *torch_attribute(const char *module, const char *name) {
+    PyObject *m = PyImport_ImportModule(module);
+    PyObject *value = m ? PyObject_GetAttrString(m, name) : NULL;
+    Py_XDECREF(m);
+    return value;
+}
+
 /* Kernels record no graph for autograd: refused while torch records one, as torch does for out= arguments. */
 static bool untracked(const struct tensor *t) {
     static PyObject *enabled;
-    if (!enabled && !(enabled = arrays_call("grad_mode", Py_None))) return false;
+    if (!enabled && !(enabled = torch_attribute("torch", "is_grad_enabled"))) return false;
     PyObject *on = PyObject_CallNoArgs(enabled);
     Py_XDECREF(on);
     if (on == Py_True)
@@ -363,21 +372,36 @@ static bool untracked(const struct tensor *t) {
     return on && on != Py_True;
 }
 
+/* Whether a tensor has a tangent at a level of forward mode; -1 with an exception. */
+static int is_dual(PyObject *o, PyObject *level) {
+    static PyObject *unpack;
+    if (!unpack && !(unpack = torch_attribute("torch", "_unpack_dual"))) return -1;
+    PyObject *names = Py_BuildValue("{s:O}", "level", level);
+    PyObject *args = PyTuple_Pack(1, o);
+    PyObject *parts = names && args ? PyObject_Call(unpack, args, names) : NULL;
+    Py_XDECREF(names);
+    Py_XDECREF(args);
+    PyObject *tangent = parts ? PySequence_GetItem(parts, 1) : NULL;
+    Py_XDECREF(parts);
+    Py_XDECREF(tangent);
+    return tangent ? tangent != Py_None : -1;
+}
+
 /* The same for forward mode. */
 static bool no_tangent(PyObject *o, const struct tensor *t) {
     static PyObject *space, *name;
-    if (!space && !(space = arrays_call("forward_mode", Py_None))) return false;
+    const char *where = "torch.autograd.forward_ad";
+    if (!space && !(space = torch_attribute(where, "__dict__"))) return false;
     if (!name && !(name = PyUnicode_InternFromString("_current_level"))) return false;
     PyObject *level = PyDict_GetItemWithError(space, name);
     if (!level || PyLong_AsLong(level) < 0) return !PyErr_Occurred();
-    PyObject *dual = arrays_call("is_dual", o);
-    Py_XDECREF(dual);
-    if (dual == Py_True)
+    const int dual = is_dual(o, level);
+    if (dual > 0)
         pydvm_fail(DVM_ERR_UNSUPPORTED,
                    "%s %d carries a tangent of forward-mode differentiation, which a kernel does "
                    "not compute: pass torch.autograd.forward_ad.unpack_dual(x).primal",
                    role(t), t->which);
-    return dual && dual != Py_True;
+    return !dual;
 }
 
 /* Whether an answer (owned) is True; -1 with an exception. */

@@ -89,26 +89,6 @@ def resolve_neg(tensor: Any) -> Any:
     return tensor.resolve_neg()
 
 
-def grad_mode(_: None) -> Any:
-    """The function that says whether torch records a graph."""
-    import torch
-
-    return torch.is_grad_enabled
-
-
-def forward_mode(_: None) -> dict[str, Any]:
-    """The namespace whose _current_level is at least 0 inside a dual_level() of torch."""
-    from torch.autograd import forward_ad
-
-    return vars(forward_ad)
-
-
-def is_dual(tensor: Any) -> bool:
-    from torch.autograd import forward_ad
-
-    return forward_ad.unpack_dual(tensor).tangent is not None
-
-
 _LAYOUTS = {
     "sparse": "pass x.to_dense()",
     "_mkldnn": "pass x.to_dense()",

@@ -2,6 +2,8 @@
 
 import array
 import ctypes
+import subprocess
+import sys
 
 import dvm
 import numpy as np
@@ -241,6 +243,36 @@ def test_tensors_that_require_grad(torch):
         with pytest.raises(dvm.UnsupportedError, match=r"input 0 \(x\) carries a tangent"):
             f(dual, want)
         assert torch.equal(f(forward_ad.unpack_dual(dual).primal, want), want)
+
+
+WATCHED = """
+import torch, dvm
+from torch.autograd import forward_ad
+
+kernel = dvm.kernel(lambda k, x: k.store(k.mul(k.load(x, dvm.float32), 2)))
+
+@torch.compile(backend="eager")
+def watched(x):
+    y = x + 1
+    torch._dynamo.graph_break()
+    return kernel(y) + 1
+
+x = torch.ones(2)
+FIRST
+with forward_ad.dual_level():
+    try:
+        watched(forward_ad.make_dual(x, x))
+    except dvm.UnsupportedError as error:
+        print(error)
+"""
+
+
+@pytest.mark.parametrize("first", ["", "watched(x)"])
+def test_a_tangent_in_a_frame_that_dynamo_watches(torch, first):
+    """What looks for it must not be compiled; in a process where nothing has looked yet."""
+    text = WATCHED.replace("FIRST", first)
+    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True)
+    assert "input 0 (x) carries a tangent" in done.stdout, done.stderr
 
 
 @pytest.mark.filterwarnings("ignore")

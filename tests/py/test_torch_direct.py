@@ -433,3 +433,58 @@ def test_random_numbers_are_the_same_in_both_halves(made):
         seen.add(tuple(y.tolist()))
     assert len(seen) == 4
     assert made == ["training"]
+
+
+# ----------------------------------------------------------------------------- gradients in batches
+
+
+def cube(x, w):
+    return (x * w).sin() * x
+
+
+def with_a_view(x, w):
+    y = (x * w).exp()
+    return y.view(-1), x.view(-1)  # torch's wrapper makes the second again
+
+
+def with_a_product(x, w):
+    return torch.tanh(x @ w.t()).sum(1), (x * 2) > 1
+
+
+@pytest.mark.parametrize("f", [cube, with_a_view, with_a_product])
+@pytest.mark.parametrize("n", [1, 3])
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_batched_gradients(f, n, dynamic):
+    x, w = (torch.randn(4, 5, requires_grad=True) for _ in range(2))
+
+    def gradients(g):
+        out = g(x, w)
+        out = out[0] if isinstance(out, tuple) else out
+        many = torch.randn(n, *out.shape, generator=torch.Generator().manual_seed(1))
+        return torch.autograd.grad(out, (x, w), many, is_grads_batched=True)
+
+    c = compiled(f, dynamic=dynamic)
+    for _ in range(2):
+        same(gradients(c), gradients(f))
+    y = c(x, w)  # and plain ones afterwards
+    y = y[0] if isinstance(y, tuple) else y
+    want = f(x, w)
+    want = want[0] if isinstance(want, tuple) else want
+    ones = torch.ones_like(y)
+    same(torch.autograd.grad(y, x, ones), torch.autograd.grad(want, x, ones))
+
+
+def test_vectorized_jacobians():
+    x, w = torch.randn(3, 2), torch.randn(3, 2)
+    jacobian = torch.autograd.functional.jacobian
+    c = compiled(cube)
+    same(jacobian(c, (x, w), vectorize=True), jacobian(cube, (x, w)))
+
+
+def test_batched_gradients_are_differentiated_once():
+    x, w = torch.randn(3, requires_grad=True), torch.randn(3)
+    c, many = compiled(cube), torch.randn(2, 3)
+    for _ in range(2):  # through torch's wrapper, and without
+        (g,) = torch.autograd.grad(c(x, w), x, many, is_grads_batched=True, create_graph=True)
+        with pytest.raises(RuntimeError, match="double backward|does not require grad"):
+            g.sum().backward()

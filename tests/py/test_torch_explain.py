@@ -202,3 +202,22 @@ def test_boxes_do_not_lie_on_each_other():
     assert len(set(places)) == 40 and text.count("<path") == 39
     assert "<x>" not in text and "&quot;quoted&quot;" in text
     assert "too many" in picture.draw(boxes * 40, "")
+
+
+def test_hooks_of_parameters_do_not_run_and_stay(tmp_path):
+    """A hook may send gradients to other processes, or count steps."""
+    model, seen = torch.nn.Linear(4, 3), []
+    handle = model.weight.register_hook(lambda g: seen.append(g.shape))
+    page, graphs = explained(model, torch.ones(2, 4), path=tmp_path / "f.html", runs=1)
+    assert len(graphs) == 2 and not seen
+    model(torch.ones(2, 4)).sum().backward()
+    assert len(seen) == 1
+    handle.remove()
+    model(torch.ones(2, 4)).sum().backward()
+    assert len(seen) == 1
+
+
+def test_a_function_that_is_kept_out_of_torch_compile(tmp_path):
+    f = torch.compiler.disable(lambda x: x.exp() + 1)
+    page, graphs = explained(f, torch.ones(3), path=tmp_path / "f.html", runs=1)
+    assert not graphs and "Nothing." in page.text

@@ -116,6 +116,8 @@ def _autograd(gm: GraphModule, example_inputs: Sequence[Any], options: Options) 
     def backward(graph: GraphModule, inputs: Sequence[Any]) -> Callable:
         call = disable(compiler("backward"), reason="backend dvm")(graph, inputs)
         training.backward = direct.Half.of(graph, call)
+        if not torchs_cache:  # which keeps what it is given
+            call = direct.in_batches(call)
         return disable(call, reason="generated code")
 
     compilers = {

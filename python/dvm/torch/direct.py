@@ -14,6 +14,7 @@ The names of torch's metadata differ between versions: whatever is unknown keeps
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -239,11 +240,15 @@ def _function(forward: Half, backward: Half, parts: Parts) -> Callable:
         @disable(reason="backend dvm")
         def backward(ctx: Any, *gradients: Any) -> Any:
             _check_mode(parts)
+            run = _recorded if torch.is_grad_enabled() else bw
+            if vmap_level():
+                return one_by_one(lambda one: run(arguments_of_backward(ctx, one)), gradients)
             args = arguments_of_backward(ctx, gradients)
             ctx.maybe_clear_saved_tensors()
-            if torch.is_grad_enabled():
-                return _Once.apply(bw, torch.empty(0, requires_grad=True), *args)
-            return tuple(bw(args))
+            return tuple(run(args))
+
+    def _recorded(args: list[Any]) -> Any:
+        return _Once.apply(bw, torch.empty(0, requires_grad=True), *args)
 
     if not parts.dynamic:
         return Compiled.apply
@@ -287,6 +292,52 @@ def _check_mode(parts: Parts) -> None:
             "torch.use_deterministic_algorithms(True) was set between forward and backward of a"
             " compiled function: set it before the forward"
         )
+
+
+def vmap_level() -> int:
+    """At least 1 where autograd computes gradients in a batch (is_grads_batched, vectorized
+    jacobians). It has a vmap of its own for that, which is not the one of torch.func."""
+    level = torch._C._vmapmode_increment_nesting() - 1
+    torch._C._vmapmode_decrement_nesting()
+    return level
+
+
+def in_batches(call: Callable) -> Callable:
+    """A graph as a function of a list, of which some may be batches."""
+
+    def run(args: list[Any]) -> Any:
+        return one_by_one(call, args) if vmap_level() else call(args)
+
+    run._boxed_call = True
+    return run
+
+
+def one_by_one(call: Callable, args: Sequence[Any]) -> Any:
+    """The results for batches among the arguments, as batches: the graph has no dimension for
+    them."""
+    level, is_batch = vmap_level(), list(map(_is_batch, args))
+    if not any(is_batch):
+        return call(list(args))
+    # The size is of tensors that are no batch.
+    parts = [
+        torch._remove_batch_dim(a, level, 1, 0).unbind() if b else a
+        for a, b in zip(args, is_batch, strict=True)
+    ]
+    n = len(parts[is_batch.index(True)])
+    each = [
+        call([p[i] if b else p for p, b in zip(parts, is_batch, strict=True)]) for i in range(n)
+    ]
+    return tuple(
+        None if r[0] is None else torch._add_batch_dim(torch.stack(r), 0, level)
+        for r in zip(*each, strict=True)
+    )
+
+
+def _is_batch(a: Any) -> bool:
+    """The key of such tensors has no name in Python but this."""
+    return isinstance(a, torch.Tensor) and "Batched" in re.findall(
+        r"\w+", torch._C._dispatch_key_set(a)
+    )
 
 
 class _Once(torch.autograd.Function):

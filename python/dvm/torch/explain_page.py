@@ -92,7 +92,7 @@ def explain(
     dynamic, options   as of torch.compile(f, backend="dvm")
 
     Where outputs require grad, the gradients of parameters and arguments are computed as well;
-    `.grad` of none is changed, nor is torch's random state. What f itself changes when it is
+    `.grad` of none is changed, their hooks do not run, nor is torch's random state changed. What f itself changes when it is
     called, such as the statistics of a batch norm, it changes here.
     """
     if not isinstance(runs, int) or runs < 1:
@@ -139,7 +139,10 @@ def _name(f: Any) -> str:
 
 
 def _plain(f: Any) -> Any:
-    """What torch.compile was given, where f is its result."""
+    """What torch.compile was given, where f is its result. A function that is kept out of
+    torch.compile stays so."""
+    if getattr(f, "_torchdynamo_disable", False):
+        return f
     return getattr(f, "_orig_mod", None) or getattr(f, "_torchdynamo_orig_callable", f)
 
 
@@ -164,9 +167,23 @@ def _step(
         outs = [t for t in pytree.tree_leaves(compiled(*args, **named)) if _differentiable(t)]
         if outs and wanted:
             ones = [torch.ones_like(t) for t in outs]
-            torch.autograd.grad(outs, wanted, ones, allow_unused=True)
+            with _without_hooks(wanted):
+                torch.autograd.grad(outs, wanted, ones, allow_unused=True)
 
     return step
+
+
+@contextmanager
+def _without_hooks(tensors: Sequence[torch.Tensor]) -> Iterator[None]:
+    """Those that a user gave these tensors, for gradients that are used, do not run."""
+    hooks = [(t, t._backward_hooks) for t in tensors if t._backward_hooks]
+    for t, _ in hooks:
+        t._backward_hooks = None
+    try:
+        yield
+    finally:
+        for t, known in hooks:
+            t._backward_hooks = known
 
 
 def _copied(f: Callable) -> Callable:
