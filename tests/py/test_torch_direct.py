@@ -486,5 +486,5 @@ def test_batched_gradients_are_differentiated_once():
     c, many = compiled(cube), torch.randn(2, 3)
     for _ in range(2):  # through torch's wrapper, and without
         (g,) = torch.autograd.grad(c(x, w), x, many, is_grads_batched=True, create_graph=True)
-        with pytest.raises(RuntimeError, match="double backward|does not require grad"):
+        with pytest.raises(RuntimeError, match=r"double backward|does not require grad"):
             g.sum().backward()

@@ -208,7 +208,7 @@ def test_hooks_of_parameters_do_not_run_and_stay(tmp_path):
     """A hook may send gradients to other processes, or count steps."""
     model, seen = torch.nn.Linear(4, 3), []
     handle = model.weight.register_hook(lambda g: seen.append(g.shape))
-    page, graphs = explained(model, torch.ones(2, 4), path=tmp_path / "f.html", runs=1)
+    _, graphs = explained(model, torch.ones(2, 4), path=tmp_path / "f.html", runs=1)
     assert len(graphs) == 2 and not seen
     model(torch.ones(2, 4)).sum().backward()
     assert len(seen) == 1

@@ -278,3 +278,20 @@ def test_arguments_that_share_memory():
 
     for got, want in zip(both(torch.compile(f, backend="dvm")), both(f), strict=True):
         assert torch.equal(got, want)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_graphs_of_nothing(dynamic):
+    """Nothing to compute, nothing to return, no tensors, tensors from nowhere, no elements."""
+    x = torch.randn(0, 3)
+    for f, args in (
+        (lambda x: x, (X,)),
+        (lambda x: None, (X,)),
+        (lambda n, a: (n * 2, a), (5, 2.5)),
+        (lambda n: torch.ones(n) * 2, (5,)),
+        (lambda: torch.arange(4) + 1, ()),
+        (lambda x: (x.exp(), x.sum(), x.sum(0)), (x,)),
+    ):
+        got = torch.compile(f, backend="dvm", dynamic=dynamic)(*args)
+        torch.testing.assert_close(got, f(*args)) if f(*args) is not None else None
+        assert type(got) is type(f(*args))

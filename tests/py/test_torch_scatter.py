@@ -143,3 +143,116 @@ def test_cross_entropy_by_hand():
     f(x, t).backward()
     torch.testing.assert_close(got, x.grad)
     assert not dvm.torch.summary().fallbacks
+
+
+# --------------------------------------------------------------------- sums at repeated positions
+
+
+def random(*shape, dtype=F32, seed=0):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def places(n, *shape, seed=5):
+    """Also negative ones; many twice."""
+    return torch.randint(-n, n, shape, generator=torch.Generator().manual_seed(seed))
+
+
+PUTS = {
+    "rows": ((7, 5), lambda: (places(7, 40),), (40, 5)),
+    "elements": ((300,), lambda: (places(300, 900),), (900,)),
+    "two indices": ((4, 3, 6), lambda: (places(4, 50), places(3, 50, seed=6)), (50, 6)),
+    "indices of two dimensions": ((9, 2), lambda: (places(9, 6, 5),), (6, 5, 2)),
+    "indices that spread": ((4, 3, 2), lambda: (places(4, 5, 1), places(3, 6)), (5, 6, 2)),
+    "values that spread": ((7, 5), lambda: (places(7, 40),), (1, 5)),
+    "one value": ((7, 5), lambda: (places(7, 40).int(),), ()),
+    "no positions": ((7, 5), lambda: (places(7, 0),), (0, 5)),
+    "rows of nothing": ((7, 0), lambda: (places(7, 4),), (4, 0)),
+}
+
+
+@pytest.mark.parametrize("dtype", [F32, BF16])
+@pytest.mark.parametrize("case", PUTS)
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_sums_at_positions(case, dtype, dynamic):
+    shape, indices, given = PUTS[case]
+    x, v, at = random(*shape, dtype=dtype), random(*given, dtype=dtype, seed=1), indices()
+    f = lambda x, v, *at: x.index_put(at, v, accumulate=True)
+    low = lowered(f, x, v, *at, dynamic=dynamic)
+    left = "scatter_add" if x.numel() else "index_put"
+    assert {op for op, _ in low.fallbacks} <= {f"aten.{left}.default"}
+    got, want, true = low(x, v, *at), f(x, v, *at), f(x.double(), v.double(), *at)
+    assert got.dtype is dtype and got.stride() == want.stride()
+    limit = (want.double() - true).abs().max() if true.numel() else 0.0
+    error = (got.double() - true).abs()
+    assert bool((error <= 1e-6 * (1 + true.abs()) + limit).all())
+    optable.note(low)
+
+
+@pytest.mark.parametrize("dtype", [F32, BF16])
+@pytest.mark.parametrize("padding", [None, 2])
+def test_gradients_of_embeddings(dtype, padding, fresh):
+    def f(w, i, g):
+        return (F.embedding(i, w, padding_idx=padding) * g).sum()
+
+    w, i = random(9, 4, dtype=dtype), places(9, 6, 30).abs() % 9
+    g = random(6, 30, 4, dtype=dtype, seed=2)
+
+    def gradient(h, w, g):
+        w = w.clone().requires_grad_()
+        h(w, i, g).backward()
+        return w.grad
+
+    got = gradient(torch.compile(f, backend="dvm"), w, g)
+    want, true = gradient(f, w, g), gradient(f, w.double(), g.double())
+    limit = (want.double() - true).abs().max()
+    assert bool(((got.double() - true).abs() <= 1e-6 * (1 + true.abs()) + limit).all())
+    if padding is not None:
+        assert not got[padding].any()
+    assert {op for op, _ in dvm.torch.summary().fallbacks} == {"aten.scatter_add.default"}
+
+
+@pytest.mark.parametrize("bad", [7, -8, 2**40])
+def test_sums_out_of_range_are_refused_as_in_eager(bad):
+    x, at, v = torch.zeros(7, 5), torch.tensor([1, bad]), torch.ones(2, 5)
+    f = lambda x, at, v: x.index_put((at,), v, accumulate=True)
+    low = lowered(f, x, torch.tensor([1, 2]), v)
+    for g in (f, low):
+        with pytest.raises(IndexError, match=f"index {bad} is out of bounds"):
+            g(x, at, v)
+    two = lambda x, at, v: x.index_put((at, at), v[:, 0], accumulate=True)
+    low = lowered(two, x, torch.tensor([1, 2]), v)
+    for g in (two, low):
+        with pytest.raises(IndexError, match=f"index {bad} is out of bounds"):
+            g(x, at, v)
+
+
+def test_sums_have_the_same_bits_for_any_number_of_threads():
+    """torch's own index_put adds floats in whatever order its threads come."""
+    x, at, v = torch.zeros(8, 512), places(8, 900), random(900, 512)
+    low = lowered(lambda x, at, v: x.index_put((at,), v, accumulate=True), x, at, v)
+    before = torch.get_num_threads()
+    try:
+        results = []
+        for threads in (1, 4, 4, 4):
+            torch.set_num_threads(threads)
+            results.append(low(x, at, v))
+    finally:
+        torch.set_num_threads(before)
+    assert all(torch.equal(results[0], r) for r in results)
+    one_by_one = x.clone()
+    for i, row in zip(at.tolist(), v, strict=True):
+        one_by_one[i] += row
+    torch.testing.assert_close(results[0], one_by_one)
+
+
+def test_what_stays_an_index_put():
+    x, at, v = random(6, 4), places(6, 3), random(3, 4)
+    left = ["aten.index_put.default"]
+    agree(lambda x, at, v: x.index_put((at,), v), x, torch.tensor([1, -2, 0]), v, left=left)
+    mask = torch.tensor([True, False, True, True, False, False])
+    agree(lambda x, m, v: x.index_put((m,), v, accumulate=True), x, mask, v, left=left)
+    agree(lambda x, a: x.index_put((a,), x[:3], accumulate=True), x.int(), at, left=left)
+    put = torch.ops.aten.index_put.default
+    agree(lambda x, a, v: put(x, [None, a], v, True), x, at % 4, random(6, 3), left=left)
+    turned = random(4, 6).t()
+    agree(lambda x, a, v: x.index_put((a,), v, accumulate=True), turned, at, v, left=left)

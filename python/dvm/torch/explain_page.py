@@ -92,8 +92,8 @@ def explain(
     dynamic, options   as of torch.compile(f, backend="dvm")
 
     Where outputs require grad, the gradients of parameters and arguments are computed as well;
-    `.grad` of none is changed, their hooks do not run, nor is torch's random state changed. What f itself changes when it is
-    called, such as the statistics of a batch norm, it changes here.
+    `.grad` of none is changed, nor is torch's random state, and hooks of theirs do not run. What f
+    itself changes when it is called, such as the statistics of a batch norm, it changes here.
     """
     if not isinstance(runs, int) or runs < 1:
         raise ValueError(f"runs={runs}: at least one call is needed to time it")

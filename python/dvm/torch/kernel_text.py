@@ -10,7 +10,7 @@ from torch.fx import Node
 from .fx import DTYPES, Emitter, Val, is_getitem
 from .partition import Kind, Partition, Step
 from .reference_text import reference_text
-from .symbols import Symbols, same_size
+from .symbols import Symbols, is_dense
 
 
 class KernelText(NamedTuple):
@@ -158,7 +158,7 @@ class KernelWriter:
         fake, value = node.meta["val"], self._val(node)
         shape = [s if isinstance(s, int) else -1 for s in fake.shape]
         dtype = DTYPES[fake.dtype]
-        if _is_dense(fake):
+        if is_dense(fake):
             text = f"k.load({shape}, {dtype})"
         else:
             stride = [s if isinstance(s, int) else -1 for s in fake.stride()]
@@ -203,15 +203,3 @@ def _type(val: Any) -> str:
 
 def _is_dynamic(fake: torch.Tensor) -> bool:
     return any(not isinstance(s, int) for s in (*fake.shape, *fake.stride()))
-
-
-def _is_dense(fake: torch.Tensor) -> bool:
-    """Row-major, by the very expressions: no guards are made here."""
-    expected: Any = 1
-    for size, stride in zip(reversed(fake.shape), reversed(fake.stride()), strict=True):
-        if isinstance(size, int) and size == 1:
-            continue
-        if not same_size(stride, expected):
-            return False
-        expected = expected * size
-    return True

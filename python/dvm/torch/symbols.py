@@ -153,6 +153,18 @@ def same_shape(a: Sequence, b: Sequence) -> bool:
     return len(a) == len(b) and all(map(same_size, a, b))
 
 
+def is_dense(fake: torch.Tensor) -> bool:
+    """Row-major, by the very expressions: no guards are made here."""
+    expected: Any = 1
+    for size, stride in zip(reversed(fake.shape), reversed(fake.stride()), strict=True):
+        if isinstance(size, int) and size == 1:
+            continue
+        if not same_size(stride, expected):
+            return False
+        expected = expected * size
+    return True
+
+
 def expression(size: Any) -> Any:
     return size if isinstance(size, int) else size.node.expr
 
