@@ -62,6 +62,26 @@ def test_second_time_it_is_found(tmp_path, dynamic):
         assert run(dynamic=True, n=9)[1] == (2, 0)
 
 
+def in_place(x, w):
+    """Rows of what torch computed are written where they lie."""
+    h = (x @ w).clone()
+    y = torch.special.i0(h) @ w
+    y[1] = h[0].exp()
+    y[:, 2:4] = h[:, 1:3].sin()
+    i = x[:, 0].topk(2)[1]
+    z = y.index_put((i,), h[:2]) @ w
+    return z.scatter(0, i[:1, None].expand(1, 8), h[:1]).tanh(), ()
+
+
+def test_what_is_written_in_place_is_found(tmp_path):
+    first, hits, _ = run(in_place)
+    assert hits == (0, 2) and len(entries(tmp_path)) == 2
+    second, hits, after = run(in_place)
+    assert hits == (2, 0) and not after.cache_damaged
+    assert "p.share(aten_" in "".join(g.source for g in after.graphs)
+    same(first, second)
+
+
 def test_off_unless_asked(tmp_path):
     torch.compile(lambda x: x + 1, backend="dvm")(torch.ones(3))
     assert not (tmp_path / "c").exists()

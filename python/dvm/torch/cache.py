@@ -33,6 +33,7 @@ from torch.fx import GraphModule
 
 from . import stats
 from .codegen import BINDINGS, HEADER, Program
+from .inplace import called_for
 from .kernel_text import AnyKernel, KnownKernel
 from .options import Options
 from .reference_text import EMPTY, NoText
@@ -300,7 +301,8 @@ def _targets(gm: GraphModule | None) -> Callable[[str], bool]:
     """Whether an operator, aten.mul.Tensor, may be called."""
     if gm is None:
         return lambda name: re.fullmatch(r"(aten|prims)\.\w+\.\w+", name) is not None
-    return {str(n.target) for n in gm.graph.nodes if n.op == "call_function"}.__contains__
+    named = (str(n.target) for n in gm.graph.nodes if n.op == "call_function")
+    return {op for name in named for op in called_for(name)}.__contains__
 
 
 _PATHS = {path: name for name, path in BINDINGS.items()}

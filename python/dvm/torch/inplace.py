@@ -84,6 +84,16 @@ def places(graph: Graph, part: Partition) -> Places:
     return _Finder(graph, part).found
 
 
+def called_for(target: str) -> list[str]:
+    """The operators that a program may call for one of its graph."""
+    if target in WRITES:
+        _, name, kind = target.split(".")
+        return [target, f"aten.{name}_.{kind}"]
+    if target in PIECES:
+        return [target, str(PIECES[target]), "aten.copy_.default"]
+    return [target]
+
+
 def writing(target: torch._ops.OpOverload) -> torch._ops.OpOverload:
     """The form of an op of WRITES that writes its first operand."""
     _, name, kind = str(target).split(".")
