@@ -836,9 +836,23 @@ class Operations:
         return self._random("random_uniform", float32, shape, seed, offset)
 
     def _random(self, name: str, t: DataType, shape: Any, seed: Any, offset: Any) -> NDObject:
-        keys = [self._scalar(name, x) for x in (seed, offset)]
-        keys = [x - 2**64 if type(x) is int and 2**63 <= x < 2**64 else x for x in keys]
+        keys = [self._random_key(name, what, x) for what, x in (("seed", seed), ("offset", offset))]
         return self._emit(name, t, low_random, shape_arg(shape), *keys, t is float32)
+
+    def _random_key(self, name: str, what: str, x: Any) -> Any:
+        """A number of 64 bits with a sign, or a reference."""
+        if isinstance(x, ScalarRef):
+            return self._scalar(name, x)
+        try:
+            n = operator.index(x) if is_number(x) else 2**64
+        except TypeError:  # a fraction would lose what makes two seeds different
+            n = 2**64
+        if not -(2**63) <= n < 2**64:
+            raise ArgumentError(
+                f"{name}: {what} is an integer from -2^63 to 2^64 - 1 or an int64 ScalarRef, "
+                f"given {x!r}"
+            )
+        return n - 2**64 if n >= 2**63 else n
 
     def reshape(self, x: NDObject, shape: Any) -> NDObject:
         """The same elements in row-major order; one -1 is inferred."""

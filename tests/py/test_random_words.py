@@ -80,3 +80,22 @@ def test_uniform_numbers_are_uniform() -> None:
     chi = float(((counts - n / 64) ** 2 / (n / 64)).sum())
     assert chi < 63 + 6 * (2 * 63) ** 0.5  # six deviations; the numbers are fixed
     assert abs(np.corrcoef(u[:-1], u[1:])[0, 1]) < 6 / n**0.5
+
+
+@pytest.mark.parametrize("bad", [1.5, np.float32(2), np.array(0.5), 2**64, -(2**63) - 1, None, "7"])
+@pytest.mark.parametrize("what", ["seed", "offset"])
+def test_keys_are_integers_of_64_bits(what: str, bad: object) -> None:
+    keys = {"seed": 1, "offset": 0, what: bad}
+    with pytest.raises(dvm.ArgumentError, match=f"random_bits: {what} is an integer from -2.63 to"):
+
+        @dvm.kernel(ktype="split", dyn_shape=False)
+        def f(k):  # type: ignore[no-untyped-def]
+            k.store(k.random_bits([2], **keys))
+
+
+def test_a_tensor_is_no_seed() -> None:
+    with pytest.raises(dvm.ArgumentError, match="random_uniform: seed is an integer"):
+
+        @dvm.kernel(ktype="split", dyn_shape=False)
+        def f(k):  # type: ignore[no-untyped-def]
+            k.store(k.random_uniform([2], k.load([2], dvm.int64)))
