@@ -159,3 +159,18 @@ def test_dropout_is_drawn_and_kept_for_the_backward():
     dropped = (out == 0).float().mean().item()
     assert 0.70 < dropped < 0.80  # half of the lower triangle, and all of the upper
     torch.compiler.reset()
+
+
+@pytest.mark.parametrize("heads", [2, 4])
+def test_one_row_with_symbolic_heads(fresh, heads):
+    def f(q, k, v, m):
+        return torch.nn.functional.scaled_dot_product_attention(
+            q, k, v, attn_mask=m, enable_gqa=True
+        )
+
+    g = torch.Generator().manual_seed(heads)
+    q, k, v = (torch.randn(2, h, n, 8, generator=g) for h, n in ((4, 1), (heads, 33), (heads, 33)))
+    mask = torch.rand(2, 4, 1, 33, generator=g) < 0.7
+    with torch.no_grad():
+        got = torch.compile(f, backend="dvm", dynamic=True)(q, k, v, mask)
+    torch.testing.assert_close(got, f(q, k, v, mask))
