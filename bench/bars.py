@@ -1,0 +1,42 @@
+"""Ratios beside their bars: what a benchmark of matrix products says at its end."""
+
+import math
+from collections import defaultdict
+
+
+class Bars:
+    """Rows by what they are compared for. A bar holds for the geometric mean, for every row, or both."""
+
+    def __init__(self) -> None:
+        self._mean: dict[str, float | None] = {}
+        self._each: dict[str, float | None] = {}
+        self._rows: dict[str, list[tuple[float, str]]] = defaultdict(list)
+
+    def add(
+        self,
+        what: str,
+        value: float,
+        row: str,
+        mean: float | None = None,
+        each: float | None = None,
+    ) -> None:
+        self._mean[what], self._each[what] = mean, each
+        self._rows[what].append((value, row))
+
+    def report(self) -> None:
+        print("\nbars (ratios of times, above 1 DVM is faster; shares of a rate)")
+        for what, rows in self._rows.items():
+            values = [v for v, _ in rows]
+            mean = math.exp(sum(map(math.log, values)) / len(values))
+            print(
+                f"{what}: {len(rows)} rows, mean {mean:.2f}{_bar(mean, self._mean[what])}, "
+                f"worst {min(values):.2f}{_bar(min(values), self._each[what])}"
+            )
+            least = self._each[what] or self._mean[what] or 0
+            for value, row in rows:
+                if value < least:
+                    print(f"    below {least:.2f}: {value:.2f}  {row}")
+
+
+def _bar(value: float, bar: float | None) -> str:
+    return "" if bar is None else f" (bar {bar:.2f}{'' if value >= bar else ', missed'})"
