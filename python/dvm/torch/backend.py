@@ -33,7 +33,7 @@ from .reference_text import Reference
 from .rows_attn import take_attention
 
 # Rows register themselves.
-from . import rows_index, rows_nn, rows_point, rows_reduce, rows_scatter  # isort: skip  # noqa: F401
+from . import rows_index, rows_matmul, rows_nn, rows_point, rows_reduce, rows_scatter  # isort: skip  # noqa: F401
 
 allow_gradients()
 
@@ -210,6 +210,7 @@ def _record(
         kernels=len(program.kernels),
         fused=program.fused,
         attention=program.attention,
+        products=program.products,
         fallbacks=program.fallbacks,
         rescued=rescued,
         dynamic=any(k.dynamic for k in program.kernels),

@@ -48,6 +48,7 @@ class Restored(NamedTuple):
 
     fused: int
     left: Counter
+    products: int = 0
     attention: tuple[()] = ()  # graphs with operators of DVM are not kept
 
     def fallbacks(self) -> Counter:
@@ -147,6 +148,7 @@ def packed(program: Program) -> dict | None:
         "kernels": kernels,
         "call": program.call,
         "fused": program.fused,
+        "products": program.products,
         "left": [[op, why, n] for (op, why), n in program.fallbacks.items()],
     }
 
@@ -265,7 +267,7 @@ def restored(entry: dict, gm: GraphModule | None) -> Program:
         for k in entry["kernels"]
     ]
     left = Counter({(str(op), str(why)): int(n) for op, why, n in entry["left"]})
-    parts = [Restored(int(entry["fused"]), left)]
+    parts = [Restored(int(entry["fused"]), left, int(entry["products"]))]
     checked(entry["header"], kernels, entry["call"], gm)
     return Program(entry["header"], kernels, [entry["call"]], {}, parts)
 

@@ -92,6 +92,11 @@ class Program(NamedTuple):
         return sum(len(p.attention) for p in self.parts)
 
     @property
+    def products(self) -> int:
+        """Matrix products inside kernels."""
+        return sum(p.products for p in self.parts)
+
+    @property
     def fallbacks(self) -> Counter:
         """(op, reason) -> count of nodes left to torch."""
         return sum((p.fallbacks() for p in self.parts), Counter())

@@ -380,6 +380,9 @@ class Emitter:
         return self.cast(Val(v.name, v.held, v.held, v.shape), dtype)
 
 
+# Matrix products with a row, rows_matmul.py.
+PRODUCTS = frozenset(("aten.mm.default", "aten.addmm.default", "aten.bmm.default"))
+
 # What torch's libraries do better than a fused kernel would.
 LEFT_TO_TORCH = {
     "matrix product": "mm bmm addmm baddbmm addbmm mv addmv dot _scaled_mm _grouped_mm linear",

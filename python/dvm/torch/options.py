@@ -21,6 +21,9 @@ class OptionError(ValueError):
 MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 
 
+PRODUCTS = ("auto", "all", "none")
+
+
 @dataclass(frozen=True)
 class Options:
     """What one graph is compiled with.
@@ -32,6 +35,8 @@ class Options:
                  (DVM_CHECK=1)
     cache        keep programs on disk and take them from there, see cache.py; the same for what
                  torch's AOTAutograd makes, see aot_cache.py (DVM_CACHE=1)
+    products     which matrix products are kernels instead of torch's: "auto" (rows_matmul.py), "all",
+                 "none" (DVM_PRODUCTS)
     debug_dir    folder for output_code.py and its companions (DVM_DEBUG_DIR; with
                  TORCH_COMPILE_DEBUG=1 torch's own debug folder is taken)
     """
@@ -40,6 +45,7 @@ class Options:
     strict: bool = False
     check: bool = False
     cache: bool = False
+    products: str = "auto"
     debug_dir: str = ""
 
 
@@ -68,6 +74,7 @@ def parse_options(options: Mapping | None, mode: str | None) -> Options:
         strict=_flag("strict", given.get("strict"), "DVM_STRICT"),
         check=_flag("check", given.get("check"), "DVM_CHECK"),
         cache=_flag("cache", given.get("cache"), "DVM_CACHE"),
+        products=_choice("products", given.get("products"), "DVM_PRODUCTS", PRODUCTS),
         debug_dir=_path(given.get("debug_dir")),
     )
 
@@ -94,6 +101,15 @@ def _flag(name: str, value: object, variable: str) -> bool:
     if not isinstance(value, bool):
         raise OptionError(f"option {name!r} must be True or False, not {value!r}")
     return value
+
+
+def _choice(name: str, value: object, variable: str, known: tuple[str, ...]) -> str:
+    """One of the known words, the first of them where nothing is given."""
+    given = os.environ.get(variable, "") or known[0] if value is None else value
+    if given not in known:
+        said = f"option {name!r}" if value is not None else variable
+        raise OptionError(f"{said} must be one of {', '.join(known)}, not {given!r}")
+    return str(given)
 
 
 def _names(name: str, value: object) -> frozenset[str]:

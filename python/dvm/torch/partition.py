@@ -26,7 +26,7 @@ import torch
 from torch.fx import Graph, Node
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
-from .fx import Emitter, Unsupported, Written, is_getitem
+from .fx import PRODUCTS, Emitter, Unsupported, Written, is_getitem
 from .symbols import nbytes
 
 # Inputs and outputs of one region; the engine takes 1024.
@@ -61,6 +61,12 @@ class Partition(NamedTuple):
     def fused(self) -> int:
         """Nodes inside kernels."""
         return list(self.kinds.values()).count(Kind.KERNEL)
+
+    @property
+    def products(self) -> int:
+        """Matrix products inside kernels."""
+        inside = (n for n, kind in self.kinds.items() if kind is Kind.KERNEL)
+        return sum(str(n.target) in PRODUCTS for n in inside)
 
     def fallbacks(self) -> Counter:
         """What torch runs, by op and reason. Checks of sizes are not tensor work."""

@@ -29,6 +29,7 @@ class GraphRecord:
     kernels: int = 0  # kernel objects; the engine may cut each into several launches
     fused: int = 0  # ATen nodes inside kernels
     attention: int = 0  # calls of DVM's attention operators
+    products: int = 0  # matrix products inside kernels
     fallbacks: Counter = field(default_factory=Counter)  # (op, reason) -> count
     # (kernel, error) -> runs that torch did because the engine refused the arguments
     rescued: Counter = field(default_factory=Counter)
@@ -56,13 +57,17 @@ class GraphRecord:
         left = sum(self.fallbacks.values())
         return (
             f"{self.name}: {plural(self.fused, 'op')} in {plural(self.kernels, 'kernel')},"
-            f"{_attention(self.attention)} {plural(left, 'op')} by torch,"
+            f"{_products(self.products)}{_attention(self.attention)} {plural(left, 'op')} by torch,"
             f" {'dynamic' if self.dynamic else 'static'}, {self.dvm_seconds * 1e3:.2f} ms"
         )
 
 
 def _attention(calls: int) -> str:
     return f" {plural(calls, 'attention call')}," if calls else ""
+
+
+def _products(count: int) -> str:
+    return f" {plural(count, 'matrix product')} among them," if count else ""
 
 
 @dataclass
@@ -98,6 +103,10 @@ class Summary:
         return sum(g.attention for g in self.graphs)
 
     @property
+    def products(self) -> int:
+        return sum(g.products for g in self.graphs)
+
+    @property
     def dvm_seconds(self) -> float:
         return sum(g.dvm_seconds for g in self.graphs)
 
@@ -119,7 +128,8 @@ class Summary:
         lines = [
             f"dvm: {plural(len(self.graphs), 'graph')}, {plural(self.kernels, 'kernel')},"
             f" {plural(self.fused, 'op')} fused,"
-            f"{_attention(self.attention)} {plural(sum(self.fallbacks.values()), 'op')} by torch",
+            f"{_products(self.products)}{_attention(self.attention)}"
+            f" {plural(sum(self.fallbacks.values()), 'op')} by torch",
             f"dvm: trace {self.trace_seconds:.3f} s, aot {self.aot_seconds:.3f} s,"
             f" dvm {self.dvm_seconds:.4f} s",
             f"dvm: intermediate values: {sum(g.planned_bytes for g in self.graphs)} bytes planned,"
