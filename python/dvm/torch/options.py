@@ -35,8 +35,8 @@ class Options:
                  (DVM_CHECK=1)
     cache        keep programs on disk and take them from there, see cache.py; the same for what
                  torch's AOTAutograd makes, see aot_cache.py (DVM_CACHE=1)
-    products     which matrix products are kernels instead of torch's: "auto" (rows_matmul.py), "all",
-                 "none" (DVM_PRODUCTS)
+    products     which matrix products are kernels instead of torch's: "auto" (rows_matmul.py),
+                 "all", "none" (DVM_PRODUCTS)
     debug_dir    folder for output_code.py and its companions (DVM_DEBUG_DIR; with
                  TORCH_COMPILE_DEBUG=1 torch's own debug folder is taken)
     """

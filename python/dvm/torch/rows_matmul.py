@@ -1,9 +1,9 @@
-"""Matrix products as kernels: mm, addmm and bmm, with what comes before and after them in one tile loop.
+"""Matrix products as kernels: mm, addmm and bmm, with what surrounds them in one tile loop.
 
-torch's libraries do a product alone as fast as the engine or faster, so option `products` says which
-are taken: `auto` those that `pays` finds, by what bench/product_bench.py measured; `all`; or `none`.
-A result in 16 bits is rounded where eager rounds it. Products that have no row, or a bias that is not
-one row, stay torch's.
+torch's libraries do a product alone as fast as the engine or faster, so option `products` says
+which are taken: `auto` those that `pays` finds, by what bench/product_bench.py measured; `all`; or
+`none`. A result in 16 bits is rounded where eager rounds it. Products that have no row, or a bias
+that is not one row, stay torch's.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from .fx import HALF, PRODUCTS, ROWS, Emitter, Unsupported, Val, row
 
 _FLOATS = HALF | {torch.float32}
 
-# f32 with elementwise work on the result: rows from and to, least elements of the second factor, most
-# depth; measured faster than torch's product on both machines of docs/kernels.md.
+# f32 with elementwise work on the result: rows from and to, least elements of the second factor,
+# most depth; measured faster than torch's product on both machines of docs/kernels.md.
 F32 = ((4, 12, 1 << 19, 4096), (13, 16, 0, 4096))
 F32_WIDE = (*F32, (17, 64, 0, 1024))  # with AVX-512
 F16_ROWS = 4
