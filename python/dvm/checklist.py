@@ -47,6 +47,7 @@ EFFECTS = {
     "DVM_DEBUG_DIR": "folder of generated code",
     "DVM_DISABLE_OPS": "ATen ops left to torch",
     "DVM_STRICT": "16-bit floats are rounded after every operation",
+    "DVM_PRODUCTS": "matrix products of torch graphs that are kernels: auto, all or none",
     "DVM_CHECK": "every kernel is compared with torch: slow",
     "DVM_LOG": "what is compiled is printed",
     "DVM_PORT_RANGE": "ports where ranks of the training example meet",

@@ -107,7 +107,7 @@ def test_every_variable_that_is_read_is_known():
 
     root = Path(__file__).parents[2]
     reads = re.compile(
-        r"""(?:\$\{?|getenv\("|wanted\("|environ[^"\n]*"|setenv\("|_(?:names|flag)\([^\n]*?")(DVM_[A-Z_]+)"""
+        r"""(?:\$\{?|getenv\("|wanted\("|environ[^"\n]*"|setenv\("|_(?:names|flag|choice)\([^\n]*?")(DVM_[A-Z_]+)"""
     )
     found = set()
     for folder in ("dev", "tools", "tests", "bench", "examples", "python", "src", "cli"):
