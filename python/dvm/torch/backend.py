@@ -29,6 +29,7 @@ from .codegen import HEADER, Program, generate
 from .flex import Call, allow_gradients
 from .kernel_text import AnyKernel
 from .options import OptionError, Options, parse_options
+from .parts import put_together
 from .reference_text import Reference
 from .rows_attn import take_attention
 
@@ -244,6 +245,7 @@ def build(
     """
     rescued = Counter() if rescued is None else rescued
     refused: dict[Node, str] = {}
+    put_together(gm.graph, options.disable_ops)
     name_on_disk = cache.key(gm, options) if options.cache else None
     known = cache.load(name_on_disk, gm) if name_on_disk else None
     while True:

@@ -23,6 +23,7 @@ from .inplace import PIECES, Piece, Places, places, writing
 from .kernel_text import AnyKernel, KernelWriter
 from .options import Options
 from .partition import Kind, Partition, Step, is_part, partition
+from .parts import put_together
 from .symbols import Symbols, is_recordable
 
 # Higher-order ops that take subgraphs as plain functions.
@@ -137,6 +138,8 @@ class _Writer:
         self.symbols = Symbols()
         # Recorded as a program, or written as a Python function.
         self.recorded = not shared.options.check and is_recordable(gm.graph)
+        if prefix:  # a subgraph; the graph itself is rewritten before the cache is asked
+            put_together(gm.graph, shared.options.disable_ops)
         self.emitter = Emitter(self.symbols, shared.options, (n.name for n in gm.graph.nodes))
         self.part = partition(gm.graph, self.emitter, shared.refused)
         self.kinds = self.part.kinds
