@@ -280,6 +280,28 @@ def test_cumsum(dtype, dim):
     agree(lambda x: x.cumsum(dim), x)
 
 
+NARROWED = {  # a result that is asked for in a narrower dtype than the operation has by itself
+    "cumsum": lambda x: x.cumsum(1, dtype=torch.int32),
+    "sum": lambda x: x.sum(1, dtype=torch.int32),
+    "sum all": lambda x: x.sum(dtype=torch.int32).reshape(1),
+    "prod": lambda x: x.prod(1, dtype=torch.int32),
+    "prod bf16": lambda x: x.prod(1, dtype=BF16),
+    "sum bf16": lambda x: x.sum(1, dtype=BF16),
+    "cumsum bf16": lambda x: x.cumsum(1, dtype=BF16),
+    "argmax": lambda x: x.argmax(1).int(),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.int32, torch.int64, F32, BF16])
+@pytest.mark.parametrize("name", NARROWED)
+def test_a_narrower_result_is_an_operand_of_its_dtype(name, dtype):
+    """What a kernel computes in another dtype stands beside others of the dtype torch names."""
+    if name == "argmax" and dtype is torch.bool:
+        pytest.skip("torch has no argmax of bool")
+    x = (torch.arange(15).reshape(3, 5) % 3).to(dtype)
+    agree(lambda x: torch.nn.functional.pad(NARROWED[name](x), (1, 2), value=1), x)
+
+
 VIEWS = {
     "view": lambda x: x.view(8, -1),
     "reshape": lambda x: x.reshape(3, 2, 4, 2),

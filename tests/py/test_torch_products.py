@@ -8,6 +8,7 @@ pytest.importorskip("_dvm")
 import dvm  # noqa: E402
 import dvm.torch  # noqa: E402
 import judge  # noqa: E402
+import optable  # noqa: E402
 import torch.nn.functional as F  # noqa: E402
 from compiled import compiled  # noqa: E402
 from dvm.torch import rows_matmul  # noqa: E402
@@ -34,6 +35,8 @@ def one(f, *args, products=1, dynamic=False):
     got = low(*args)
     right(got, f, args)
     assert got.stride() == f(*args).stride()
+    if products:
+        optable.note(low)
     return low
 
 

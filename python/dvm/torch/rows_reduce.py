@@ -35,8 +35,9 @@ def fold(e: Emitter, op: str, x: Val, axes: Sequence[int], keep: bool) -> Val:
         v.dtype = x.dtype
         return v
     v = e(op, x, list(axes), keep)
-    v.dtype = x.dtype
-    return v
+    wide = op in ("sum", "prod") and not x.dtype.is_floating_point  # of integers: int64
+    v.dtype = torch.int64 if wide else x.dtype
+    return e.to(v, x.dtype) if wide else v
 
 
 def count(e: Emitter, shape: Sequence, axes: Sequence[int]) -> Any:
@@ -343,7 +344,7 @@ def cumsum(e: Emitter, x: Val, dim: int, *, dtype: torch.dtype | None = None) ->
     order[dim], order[-1] = order[-1], order[dim]
     if dim != rank - 1:
         v = permute(e, v, order)
-    v = e("cumsum", v, dtype=held)
+    v = e("cumsum", v, -1, held, dtype=held)
     v.dtype = out
     return permute(e, v, order) if dim != rank - 1 else v
 
