@@ -32,7 +32,10 @@ SIZES = {
 DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16}
 NAMES = {"f32": "float32", "bf16": "bfloat16"}
 LARGE = 64 << 20  # from here on a kernel streams through memory
-CACHED = 64 << 10  # fits the second-level cache with its operands: shows the arithmetic alone
+CACHED = (
+    16 << 10,
+    64 << 10,
+)  # fit the second-level cache: what more elements take, without the call
 
 CHAINS = (1, 2, 3, 4, 6, 8, 12, 16, 20, 24, 32, 40)
 QUICK_CHAINS = (1, 3, 8, 16, 40)
@@ -124,22 +127,24 @@ def measure_case(
         runs["inductor"] = peers.run_inductor(case, args)
     if SIZES[size] >= LARGE:
         runs |= copies(SIZES[size])
-        runs["in cache"], cached = in_cache(case, dtype)
+        few, many = (in_cache(case, dtype, bytes_) for bytes_ in CACHED)
+        runs |= {"few": few[0], "many": many[0]}
     times = compete(runs, budget)
     copied = [times.pop(c) for c in ("copy torch", "copy libc") if c in times]
     share = arithmetic = float("nan")
     if copied:
         floor = case.moved * m * n * t.itemsize / (2 * SIZES[size]) * min(copied)
         share = floor / times["dvm"]
-        arithmetic = times.pop("in cache") * (m * n / cached) / threads / floor
+        each = (times.pop("many") - times.pop("few")) / (many[1] - few[1])
+        arithmetic = each * m * n / threads / floor
     kernels = peers.stats(k)["kernels"]
     return Row(group, case.name, dtype, size, threads, times, share, arithmetic, kernels)
 
 
-def in_cache(case: Case, dtype: str) -> tuple[Callable[[], Any], int]:
+def in_cache(case: Case, dtype: str, size: int) -> tuple[Callable[[], Any], int]:
     """A run over so few elements that one thread takes them, from its cache; and their number."""
     t = DTYPES[dtype]
-    m, n = peers.shapes(case, CACHED, t.itemsize)
+    m, n = peers.shapes(case, size, t.itemsize)
     args = peers.tensors(case, m, n, t)
     out = torch.empty(peers.shape_of(case.output, m, n), dtype=t)
     return peers.run_dvm(case, args, out, m, n, NAMES[dtype])[0], m * n
