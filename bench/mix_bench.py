@@ -19,6 +19,7 @@ import dvm
 import torch
 import torch.nn.functional as nnf
 from bars import Bars
+from speed import set_threads
 
 DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
 NAMES = {"f32": "float32", "bf16": "bfloat16", "f16": "float16"}
@@ -202,8 +203,7 @@ def main() -> None:
     o = ap.parse_args()
     torch.manual_seed(0)
     for threads in map(int, o.threads.split(",")):
-        torch.set_num_threads(threads)
-        dvm.set_num_threads(threads)
+        set_threads(threads)
         clock = time.thread_time if threads == 1 else time.perf_counter
         for dtype in o.dtype.split(","):
             for name in o.only.split(","):

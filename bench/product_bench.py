@@ -19,6 +19,7 @@ import dvm.torch
 import torch
 import torch.nn.functional as nnf
 from mix_bench import DTYPES, contest
+from speed import set_threads
 
 
 def plain(x, w, b):
@@ -112,8 +113,7 @@ def main() -> None:
     o = ap.parse_args()
     missed: list[str] = []
     for threads in map(int, o.threads.split(",")):
-        torch.set_num_threads(threads)
-        dvm.set_num_threads(threads)
+        set_threads(threads)
         for dtype in o.dtype.split(","):
             with torch.no_grad():
                 table(o, dtype, threads, missed)
