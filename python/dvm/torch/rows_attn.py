@@ -126,9 +126,8 @@ def _pays(query: Tensor, key: Tensor, value: Tensor, mask: Any, causal: bool) ->
     short = query.dtype != torch.float32 and not left
     masked = mask is not None and mask.dtype == torch.bool and not left
     if isinstance(rows, int) and rows < _FEW_ROWS:
-        shared = bool(
-            query.shape[1] != key.shape[1]
-        )  # a symbol compared with True is no comparison
+        # A comparison of symbols is made a bool at once: it cannot be compared with another.
+        shared = bool(query.shape[1] != key.shape[1])
         is_so = (short, rows == 1, shared, masked)
         return not (trains or causal) and any(
             all(w is None or w == x for w, x in zip(want, is_so, strict=True))

@@ -37,7 +37,7 @@ def pays(node: Node, dtype: torch.dtype, sizes: tuple[Any, Any, Any]) -> bool:
     if m is None or n is None or k is None:
         return False
     if dtype in HALF:
-        return False  # faster without such instructions, but see docs/kernels.md
+        return False  # for their accuracy, not their speed: docs/kernels.md
     bands = F32_WIDE if has_wide() else F32
     fits = any(a <= m <= b and n * k >= least and k <= deep for a, b, least, deep in bands)
     return fits and any(_is_elementwise(u) for u in node.users)

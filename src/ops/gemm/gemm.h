@@ -87,9 +87,8 @@ struct dvm_gemm {
  * not above DVM_ISA. */
 struct dvm_gemm_isa {
     const struct dvm_k_gemm *k;
-    bool dot; /* the bf16 dot instruction is there and behaves */
-    bool
-        dot_is_slow; /* multiply-adds of f32 do the same in less time: not used, for the same bits */
+    bool dot;         /* the bf16 dot instruction is there and behaves */
+    bool dot_is_slow; /* and takes longer than multiply-adds of f32, which give the same bits */
 };
 dvm_status dvm_gemm_isa(const char *isa, struct dvm_gemm_isa *out);
 

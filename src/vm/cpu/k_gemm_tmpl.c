@@ -509,7 +509,8 @@ DVM_INLINE void clear_row(float *d, int64_t n) {
 /* A block of B is a short piece of many rows, which no processor sees coming: the same columns some rows ahead. */
 enum { ROWS_AHEAD = 8 };
 DVM_INLINE void fetch_ahead(const char *p, int64_t rs, int64_t bytes) {
-    for (int64_t at = 0; at < bytes; at += 64) DVM_PREFETCH(p + ROWS_AHEAD * rs + at);
+    uintptr_t ahead = (uintptr_t)p + (uintptr_t)(ROWS_AHEAD * rs); /* perhaps beyond the matrix */
+    for (int64_t at = 0; at < bytes; at += 64) DVM_PREFETCH((const char *)(ahead + (uintptr_t)at));
 }
 
 DVM_INLINE void rows_contig(float *d, int64_t pitch, int64_t w, int64_t strip, bool pad,
