@@ -1,7 +1,8 @@
 """Attention beside torch's CPU flash attention: `./dev exec python bench/attn_bench.py [NAME...]`.
 
 Each line is one shape: milliseconds of DVM and of the peer, the smallest of some rounds that alternate between
-the two, their ratio (above 1: DVM is faster) and its bar. GF counts 2 Nq nnz (D + D2) forward and
+the two, their ratio (above 1: DVM is faster), its bar and the number of rounds. A row below its bar has more rounds, of both
+sides alike, up to three times; what counts is the smallest of all rounds. GF counts 2 Nq nnz (D + D2) forward and
 2 Nq nnz (3 D + 2 D2) backward, visible pairs only. At the end every row that misses its bar is told.
 
     full, causal     B1 H8, S 512 to 4096, D 64 and 128, fp32 and bf16: 1.0 of torch
@@ -21,7 +22,10 @@ Rows run from cheap to dear until --limit seconds are over; what was left out is
 from __future__ import annotations
 
 import argparse
+import ctypes
+import functools
 import itertools
+import math
 import os
 import time
 from collections.abc import Callable
@@ -46,15 +50,34 @@ def clock(f: Callable[[], object]) -> float:
     return ticks() - start
 
 
-def both(f: Callable[[], object], g: Callable[[], object], seconds: float) -> tuple[float, float]:
-    """Smallest times of two functions, taken in turns for about this long; long ones once, without a first go."""
-    best = [clock(f), clock(g)]
-    if sum(best) < seconds:
-        best = [clock(f), clock(g)]
-    end = time.perf_counter() + seconds - sum(best)
-    while time.perf_counter() < end:
-        best = [min(best[0], clock(f)), min(best[1], clock(g))]
-    return best[0], best[1]
+class Best:
+    """Smallest times of two functions, taken in turns."""
+
+    def __init__(self, f: Callable[[], object], g: Callable[[], object]):
+        self.f, self.g, self.rounds = f, g, 0
+        self.times = [math.inf, math.inf]
+
+    def other(self) -> float:
+        return clock(self.g)
+
+    def round(self) -> float:
+        """Seconds that it took."""
+        new = clock(self.f), self.other()
+        self.times = [min(x, y) for x, y in zip(self.times, new, strict=True)]
+        self.rounds += 1
+        return sum(new)
+
+    def go(self, seconds: float, least: int) -> None:
+        """Rounds for about this long, and at least so many; short ones have a first go that does not count."""
+        start = time.perf_counter()
+        if not self.rounds and self.round() < seconds:
+            self.times, self.rounds = [math.inf, math.inf], 0
+        end = self.rounds + least
+        while self.rounds < end or time.perf_counter() < start + seconds:
+            self.round()
+
+    def ratio(self) -> float:
+        return self.times[1] / self.times[0]
 
 
 def normal(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -92,25 +115,63 @@ def theirs(q, k, v, backward, **kw):  # type: ignore[no-untyped-def]
     return train if backward else forward
 
 
+class Peak(Best):
+    """The other side is as many multiply-adds in registers, of one thread."""
+
+    def __init__(self, f: Callable[[], object], flops: float):
+        super().__init__(f, lambda: None)
+        self.flops = flops
+
+    def other(self) -> float:
+        return self.flops / micro().gm_peak(gemm_bench.DTYPES["f32"][0])
+
+
+@functools.cache
+def micro():  # type: ignore[no-untyped-def]
+    lib = gemm_bench.load(os.environ.get("DVM_BUILD", "build"))
+    lib.gm_exps.restype = ctypes.c_double
+    return lib
+
+
+def floor(flops: float, pairs: float) -> float:
+    """Seconds of one core for the multiply-adds in registers and, in the first-level cache, the exponentials."""
+    rate = max(micro().gm_peak(gemm_bench.DTYPES["f32"][0]) for _ in range(20))
+    return flops / rate + pairs * min(micro().gm_exps() for _ in range(20))
+
+
+MORE = 3  # times that a row below its bar is measured again, each three times as long as before
+
+
 @dataclass
 class Row:
     name: str
     cost: float  # for the order: multiply-adds of both sides, about
     bar: float
-    run: Callable[[float], tuple[float, float]]  # seconds -> times of DVM, of the peer
+    pair: Callable[[], Best]
     flops: float = 0.0
+    pairs: float = 0.0  # visible; if given, the floor of one core is told
     alone: bool = False  # for one thread only
 
-    def measure(self, seconds: float) -> float:
-        a, b = self.run(seconds)
+    def measure(self, seconds: float, threads: int, end: float) -> float:
+        p = self.pair()
+        p.go(seconds, 1)
+        for i in range(1, MORE + 1):
+            if p.ratio() < self.bar and time.perf_counter() < end:
+                p.go(seconds * 3**i, 2 * i)
+        a, b = p.times
         rate = f"{self.flops / a / 1e9:7.1f} GF" if self.flops else " " * 10
-        ratio = b / a
-        bar = f"bar {self.bar:4.2f}{'' if ratio >= self.bar else '  missed'}" if self.bar else ""
+        bar = (
+            f"bar {self.bar:4.2f}{'' if p.ratio() >= self.bar else '  missed'}" if self.bar else ""
+        )
+        least = ""
+        if self.pairs and threads == 1:
+            least = f"  floor {floor(self.flops, self.pairs) * 1e3:.2f} ms"
         print(
-            f"{self.name:44} {a * 1e3:9.2f} {b * 1e3:9.2f} ms  {ratio:6.2f}  {rate}  {bar}",
+            f"{self.name:44} {a * 1e3:9.2f} {b * 1e3:9.2f} ms  {p.ratio():6.2f}  {rate}"
+            f"  {p.rounds:4} rounds{least}  {bar}",
             flush=True,
         )
-        return ratio
+        return p.ratio()
 
 
 def dense(causal: bool) -> list[Row]:
@@ -121,16 +182,17 @@ def dense(causal: bool) -> list[Row]:
                 for back in (False, True):
                     pairs = h * (s * (s + 1) // 2 if causal else s * s)
 
-                    def run(seconds, s=s, d=d, name=name, back=back):  # type: ignore[no-untyped-def]
+                    def pair(s=s, d=d, name=name, back=back):  # type: ignore[no-untyped-def]
                         q, k, v = (normal(1, h, s, d, dtype=DTYPES[name]) for _ in range(3))
                         f = ours(q, k, v, back, scale=d**-0.5, sparse_mode=2 if causal else 0)
-                        return both(f, theirs(q, k, v, back, is_causal=causal), seconds)
+                        return Best(f, theirs(q, k, v, back, is_causal=causal))
 
                     flops = pairs * d * 2 * (7 if back else 2)
                     slow = SLOW_BF16 if back and name == "bf16" else 1
                     label = f"S{s} D{d} {name} {'fwd+bwd' if back else 'fwd'}"
                     kind = "causal" if causal else "full"
-                    rows.append(Row(f"{kind} {label}", flops * (1 + slow), 1.0, run, flops))
+                    seen = 0 if back else pairs
+                    rows.append(Row(f"{kind} {label}", flops * (1 + slow), 1.0, pair, flops, seen))
     return rows
 
 
@@ -139,44 +201,37 @@ def window() -> list[Row]:
     for s in (8192, 16384):
         for back in (False, True):
 
-            def run(seconds, s=s, back=back):  # type: ignore[no-untyped-def]
+            def pair(s=s, back=back):  # type: ignore[no-untyped-def]
                 i = torch.arange(s)
                 seen = (i[None] <= i[:, None]) & (i[None] > i[:, None] - w)
                 q, k, v = (normal(1, h, s, d) for _ in range(3))
                 kw = {"sparse_mode": 4, "pre_tockens": w - 1, "next_tockens": 0}
                 f = ours(q, k, v, back, scale=d**-0.5, **kw)
-                return both(f, theirs(q, k, v, back, attn_mask=seen), seconds)
+                return Best(f, theirs(q, k, v, back, attn_mask=seen))
 
             each = d * 2 * (7 if back else 2)
             flops = h * (w * (w + 1) // 2 + (s - w) * w) * each
             label = f"window S{s} W{w} H{h} D{d} {'fwd+bwd' if back else 'fwd'}"
-            rows.append(Row(label, h * s * s * each, 0.7 * s / (2 * w), run, flops))
+            rows.append(Row(label, h * s * s * each, 0.7 * s / (2 * w), pair, flops))
     return rows
 
 
 def peak() -> list[Row]:
     """The peer is the same count of multiply-adds in registers. One head: short enough for quiet
     moments of a busy machine, which the peer's rate is from as well."""
-    lib = gemm_bench.load(os.environ.get("DVM_BUILD", "build"))
     rows, h, d = [], 1, 128
     for s in (1024, 2048):
         for back in (False, True):
             flops = h * s * s * d * 2 * (5 if back else 2)
 
-            def run(seconds, s=s, back=back, flops=flops):  # type: ignore[no-untyped-def]
+            def pair(s=s, back=back, flops=flops):  # type: ignore[no-untyped-def]
                 q, k, v = (normal(1, h, s, d) for _ in range(3))
                 f = ours(q, k, v, False, scale=d**-0.5)
                 o = f()
-                g = (lambda: grad(q, k, v, o, scale=d**-0.5)) if back else f
-                best, rate = clock(g), lib.gm_peak(gemm_bench.DTYPES["f32"][0])
-                end = time.perf_counter() + seconds
-                while time.perf_counter() < end:
-                    best = min(best, clock(g))
-                    rate = max(rate, lib.gm_peak(gemm_bench.DTYPES["f32"][0]))
-                return best, flops / rate
+                return Peak((lambda: grad(q, k, v, o, scale=d**-0.5)) if back else f, flops)
 
             label = f"peak S{s} H{h} D{d} fp32 {'bwd' if back else 'fwd'}"
-            rows.append(Row(label, flops * 2, 0.5 if back else 0.6, run, flops, alone=True))
+            rows.append(Row(label, flops * 2, 0.5 if back else 0.6, pair, flops, alone=True))
     return rows
 
 
@@ -189,14 +244,23 @@ def batch(n: int):  # type: ignore[no-untyped-def]
 
 
 def packed() -> list[Row]:
-    def tokens(seconds):  # type: ignore[no-untyped-def]
-        few, some, _ = batch(2500)
-        many, all_, _ = batch(5000)
-        a, b = both(many, few, seconds * 4)
-        print(f"{'':44} {a * 1e9 / all_[-1]:.0f} and {b * 1e9 / some[-1]:.0f} ns a token")
-        return a / all_[-1], b / some[-1]
+    class Tokens(Best):
+        """Times of a token."""
 
-    def loop(seconds):  # type: ignore[no-untyped-def]
+        def __init__(self):  # type: ignore[no-untyped-def]
+            few, some, _ = batch(2500)
+            many, all_, _ = batch(5000)
+            super().__init__(many, few)
+            self.tokens = all_[-1], some[-1]
+
+        def round(self) -> float:
+            new = clock(self.f), clock(self.g)
+            each = [x / n for x, n in zip(new, self.tokens, strict=True)]
+            self.times = [min(x, y) for x, y in zip(self.times, each, strict=True)]
+            self.rounds += 1
+            return sum(new)
+
+    def loop():  # type: ignore[no-untyped-def]
         f, ends, (q, k, v) = batch(500)
         starts = [0, *ends]
 
@@ -207,11 +271,11 @@ def packed() -> list[Row]:
                     a = (x[at].transpose(0, 1)[None] for x in (q, k, v))
                     F.scaled_dot_product_attention(*a, is_causal=True)
 
-        return both(f, torchs, seconds)
+        return Best(f, torchs)
 
     return [
         Row("packed 500 sequences, torch one by one", 1e9, 1.0, loop),
-        Row("packed 5000 sequences, a token beside 2500", 3e9, 1 / 1.2, tokens),
+        Row("packed 5000 sequences, a token beside 2500", 3e9, 1 / 1.2, Tokens),
     ]
 
 
@@ -220,15 +284,15 @@ def decode() -> list[Row]:
     for h, g, m, s in ((8, 8, 1, 4096), (8, 8, 4, 4096), (8, 8, 16, 4096), (32, 4, 1, 16384)):
         for name in DTYPES:
 
-            def run(seconds, h=h, g=g, m=m, s=s, name=name):  # type: ignore[no-untyped-def]
+            def pair(h=h, g=g, m=m, s=s, name=name):  # type: ignore[no-untyped-def]
                 q = normal(1, h, m, 128, dtype=DTYPES[name])
                 k, v = (normal(1, g, s, 128, dtype=DTYPES[name]) for _ in range(2))
                 f = ours(q, k, v, False, scale=0.09)
-                return both(f, theirs(q, k, v, False, scale=0.09, enable_gqa=h != g), seconds)
+                return Best(f, theirs(q, k, v, False, scale=0.09, enable_gqa=h != g))
 
             flops = h * m * s * 128 * 4
             rows.append(
-                Row(f"decode Sq{m} Skv{s} H{h}/{g} D128 {name}", flops * 4, 1.0, run, flops)
+                Row(f"decode Sq{m} Skv{s} H{h}/{g} D128 {name}", flops * 4, 1.0, pair, flops)
             )
     return rows
 
@@ -263,13 +327,13 @@ def compiled(backend, q, k, v, score, mask):  # type: ignore[no-untyped-def]
 def flex() -> list[Row]:
     s, h, d = 8192, 2, 64
 
-    def run(seconds):  # type: ignore[no-untyped-def]
+    def pair():  # type: ignore[no-untyped-def]
         q, k, v = (normal(1, h, s, d) for _ in range(3))
         kw = {"sparse_mode": 4, "pre_tockens": 1023, "next_tockens": 0}
         built_in = ours(q, k, v, False, scale=d**-0.5, **kw)
-        return both(compiled("dvm", q, k, v, None, window_mask), built_in, seconds)
+        return Best(compiled("dvm", q, k, v, None, window_mask), built_in)
 
-    return [Row(f"flex window S{s} H{h} D{d}, the built-in", 2e10, 1 / 1.2, run)]
+    return [Row(f"flex window S{s} H{h} D{d}, the built-in", 2e10, 1 / 1.2, pair)]
 
 
 def inductor() -> list[Row]:
@@ -284,12 +348,12 @@ def inductor() -> list[Row]:
     for s in (1024, 4096):
         for name, (score, mask) in functions.items():
 
-            def run(seconds, s=s, score=score, mask=mask):  # type: ignore[no-untyped-def]
+            def pair(s=s, score=score, mask=mask):  # type: ignore[no-untyped-def]
                 q, k, v = (normal(1, 2, s, d) for _ in range(3))
                 f, g = (compiled(b, q, k, v, score, mask) for b in ("dvm", "inductor"))
-                return both(f, g, seconds)
+                return Best(f, g)
 
-            rows.append(Row(f"inductor {name} S{s} H2 D{d}", s * s * 512, 0.0, run))
+            rows.append(Row(f"inductor {name} S{s} H2 D{d}", s * s * 512, 0.0, pair))
     return rows
 
 
@@ -302,7 +366,7 @@ def sdpa(ours, args, **kw):  # type: ignore[no-untyped-def]
     with torch.no_grad():
         f(*args)
     rows_attn._pays = kept
-    return lambda: f(*args)
+    return torch.no_grad()(lambda: f(*args))
 
 
 def few() -> list[Row]:
@@ -312,17 +376,16 @@ def few() -> list[Row]:
     )
     for name, (h, g), d, s, m, masked in shapes:
 
-        def run(seconds, h=h, g=g, d=d, s=s, m=m, masked=masked, name=name):  # type: ignore[no-untyped-def]
+        def pair(h=h, g=g, d=d, s=s, m=m, masked=masked, name=name):  # type: ignore[no-untyped-def]
             q = normal(1, h, m, d, dtype=DTYPES[name])
             k, v = (normal(1, g, s, d, dtype=DTYPES[name]) for _ in range(2))
             kw = {"attn_mask": torch.arange(s).expand(m, s) < s - s // 4 if masked else None}
             torch.compiler.reset()
             f, t = (sdpa(x, (q, k, v), enable_gqa=h != g, **kw) for x in (True, False))
-            with torch.no_grad():
-                return both(f, t, seconds)
+            return Best(f, t)
 
         label = f"few Sq{m} Skv{s} H{h}/{g} D{d} {name}{' mask' if masked else ''}"
-        rows.append(Row(label, h * m * s * d * 16, 0.0, run, h * m * s * d * 4))
+        rows.append(Row(label, h * m * s * d * 16, 0.0, pair, h * m * s * d * 4))
     return rows
 
 
@@ -374,7 +437,7 @@ def main() -> None:
         if n != last:
             print(f"-- threads {n}; dvm, peer, peer / dvm")
             last = n
-        ratio = r.measure(o.seconds)
+        ratio = r.measure(o.seconds, n, start + o.limit)
         if ratio < r.bar:
             missed.append(f"{r.name}, threads {n}: {ratio:.2f} of {r.bar:.2f}")
     done = len(jobs) - len(left)

@@ -1,11 +1,13 @@
 /* The matrix-multiply engine for bench/gemm_bench.py: a small shared library around dvm_gemm_run, and the rate at which
- * this core does fused multiply-adds when nothing else is asked of it.
+ * this core does fused multiply-adds when nothing else is asked of it; for bench/attn_bench.py also what an exponential of its
+ * tile loop takes.
  *
  *   cc -O2 -std=gnu17 -shared -fPIC -Isrc -Iinclude bench/gemm_micro.c build/libdvm.a -lm -lpthread -o gemm_micro.so */
 #include <string.h>
 #include <time.h>
 
 #include "base/cpuflags.h"
+#include "ops/attn/attn_call.h"
 #include "ops/gemm/gemm.h"
 
 #if defined(__x86_64__)
@@ -118,3 +120,14 @@ EXPORT double gm_peak(int dtype) {
     return 0;
 }
 #endif
+
+/* Seconds for one exponential of attention's weights, in the first-level cache. */
+EXPORT double gm_exps(void) {
+    enum { N = 2048, TIMES = 200 };
+    static float s[N];
+    struct attn_isa at;
+    if (dvm_attn_isa(NULL, &at) != DVM_OK) return -1;
+    double t = now(CLOCK_THREAD_CPUTIME_ID);
+    for (int i = 0; i < TIMES; i++) at.k->exps(s, 1, N);
+    return (now(CLOCK_THREAD_CPUTIME_ID) - t) / (TIMES * N);
+}
