@@ -328,7 +328,7 @@ static struct dvm_fault run(const struct ck_strip *c, const struct dvm_code *cod
     arguments(c, opnd, &a);
     a.scratch = scratch_of(code);
     a.fault = &fault;
-    a.stream = stream;
+    a.stream = a.far = stream;
     code->run(code, &a);
     return fault;
 }

@@ -362,6 +362,7 @@ static void run(struct prog *p, const struct dvm_code *code, bool stream) {
                                .scratch = scratch,
                                .fault = &fault,
                                .stream = stream,
+                               .far = stream,
                                .alias = alias};
     if (stream) cut_to_boxes(p, code, opnd, step, &a);
     boxed += a.boxes > 1;
@@ -522,6 +523,44 @@ static void test_boxes(void **state) {
             }
         free(args.scratch);
         dvm_jit_destroy(&mem, code);
+    }
+}
+
+/* Folds of rows without anything per row, or of columns: 0 a sum; 1 a maximum and a sum; 2 a sum of squares, which are
+ * stored; 3 a sum of products. */
+static void fold_program(struct prog *p, int mode, int dtype, int kind) {
+    memset(p, 0, sizeof *p);
+    p->s = (struct dvm_strip){.mode = (uint8_t)mode, .opnd = p->opnd, .ins = p->ins, .lit = p->lit};
+    int type = dvm_vt_of(dtype), in = add_opnd(p, dtype, DVM_OPND_CONTIG, DVM_ROLE_LOAD);
+    int x = add(p, DVM_BC_LOAD, type, in, 0, 0), y = x;
+    int other = kind == 3 ? add_opnd(p, dtype, DVM_OPND_CONTIG, DVM_ROLE_LOAD) : 0;
+    if (kind == 3) y = add(p, DVM_BC_LOAD, type, other, 0, 0);
+    if (kind >= 2) x = add(p, DVM_OP_MUL, type, x, y, 0);
+    if (kind == 2)
+        add(p, DVM_BC_STORE, type, add_opnd(p, dtype, DVM_OPND_CONTIG, DVM_ROLE_STORE), x, 0);
+    int folds[] = {DVM_OP_SUM, DVM_OP_RMAX};
+    for (int k = kind == 1; k >= 0; k--) {
+        int out =
+            add_opnd(p, type == DVM_VT_F32 ? DVM_F32 : DVM_I64, DVM_OPND_CONTIG, DVM_ROLE_FOLD);
+        if (mode == DVM_MODE_ROW) p->opnd[out].kind = DVM_OPND_ROW;
+        add(p, DVM_BC_FOLD, type, x, folds[k], out);
+    }
+}
+
+/* Rows far from the core are read four at a time. */
+static void test_rows_by_turns(void **state) {
+    (void)state;
+    static const int16_t cols[] = {64, 128, 960, 1024, 1088, 2048, 3072};
+    static const uint8_t rows[] = {1, 3, 4, 5, 8, 11, 70};
+    static struct prog p;
+    for (int k = 0; k < 4 * 3 * 7 * 7 * 2; k++) {
+        static const uint8_t dtypes[] = {DVM_F32, DVM_BF16, DVM_I64};
+        rng = (uint64_t)k + 5;
+        fold_program(&p, DVM_MODE_ROW, dtypes[k / 4 % 3], k % 4);
+        p.n = cols[k / 12 % 7];
+        p.m = rows[k / 84 % 7];
+        for (int o = 0; o < p.s.nopnd; o++) lay_operand(&p, o);
+        check_program(&p, (uint64_t)k);
     }
 }
 
@@ -752,7 +791,7 @@ int main(void) {
         cmocka_unit_test(test_no_growth),    cmocka_unit_test(test_failing_allocations),
         cmocka_unit_test(test_switched_off), cmocka_unit_test(test_avx2_only),
         cmocka_unit_test(test_listing),      cmocka_unit_test(test_boxes),
-        cmocka_unit_test(test_turned),
+        cmocka_unit_test(test_turned),       cmocka_unit_test(test_rows_by_turns),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

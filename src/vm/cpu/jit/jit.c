@@ -115,6 +115,7 @@ static dvm_status keep(const struct dvm_mem *m, const struct dvm_je *e, const st
     c->stream = p->stream;
     c->pairs = b->pairs;
     c->fetch = p->fetch;
+    c->turns = p->turns;
     c->width = (uint8_t)b->width;
     c->parts = parts;
     c->part_bytes = b->part_bytes;
@@ -214,6 +215,7 @@ static dvm_status make(const struct dvm_mem *m, const struct dvm_strip *s, int i
     e->slot = dvm_arena_raw(b->arena, keys * sizeof *e->slot);
     if (!e->reg || !e->slot) return DVM_ERR_NOMEM;
     j->parts = dvm_j_frame(b, s->mode == DVM_MODE_COL ? band_bytes(b) : b->part_bytes * J_PARTS);
+    if (j->p.turns) e->turns = dvm_j_frame(b, dvm_j_turn_bytes(b));
     return emit(e, &j->p, j->parts, &j->entry);
 }
 

@@ -20,6 +20,7 @@ struct dvm_jit_code {
     size_t size;      /* of this block */
     size_t code_size; /* of the machine code */
     bool fetch;       /* has a loop that asks for memory ahead of time */
+    bool turns;       /* has a loop that reads rows far apart by turns */
     bool stream;      /* has a loop with non-temporal stores */
     bool pairs;       /* stores whole vectors of bf16 */
     bool scans;       /* columns of a row are done in order */

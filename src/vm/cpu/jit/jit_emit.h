@@ -36,6 +36,7 @@ struct dvm_je {
     bool fetch;    /* what is loaded is asked for ahead of time */
     bool acc_regs; /* accumulators are in registers here */
     int32_t band;  /* COL: where accumulators of all columns wait for the next band of rows, or 0 */
+    int32_t turns; /* ROW: where those of rows that are read by turns wait */
     int at;        /* operation being emitted */
     uint32_t free[2], lock[2];
     uint16_t owner[2][32]; /* value in a register */
@@ -65,6 +66,7 @@ struct dvm_jplan {
     bool by_unit;   /* units one after the other: fewer values are alive at once */
     bool acc_regs;  /* accumulators of the main loop are in registers */
     bool fetch;     /* ROW, COL: there is a loop that asks for memory ahead of time */
+    bool turns;     /* ROW: there is a loop that reads rows far apart by turns */
     bool stream;    /* there is a loop with non-temporal stores */
     bool tail_only; /* every unit is done as a tail: halves the code where masks cost nothing */
     int pressure;   /* values of the body alive at once */
@@ -73,6 +75,8 @@ struct dvm_jplan {
 /* jit_plan.c, jit_loop.c */
 void dvm_j_plan(struct dvm_je *e, struct dvm_jplan *p);
 void dvm_j_function(struct dvm_je *e, const struct dvm_jplan *p, int32_t parts);
+/* Frame that reading rows by turns takes. */
+int32_t dvm_j_turn_bytes(const struct dvm_jb *b);
 
 /* jit_list.c. Only when a listing is made (e->notes). */
 void dvm_j_label(struct dvm_je *e, const char *label);

@@ -13,6 +13,7 @@ enum {
     ROW_BODY = 200,
     COL_BODY =
         64, /* eight units hide the latency of an addition, which longer bodies do themselves */
+    MOST_IN_TURN = 6, /* operands, for all of which there are registers */
     FETCH_BODY = 12,  /* of one unit: the same for reductions */
     STREAM_BODY = 64, /* of one unit: longer bodies do not wait for memory */
     COLD_BODY = 128,  /* the same of all units */
@@ -78,6 +79,15 @@ static int map_units(const struct dvm_je *e, const int most[2]) {
     return 1;
 }
 
+/* Nothing is per row, and accumulators wait as they are. */
+static bool can_take_turns(const struct dvm_jb *b) {
+    for (int k = 0; k < b->nacc; k++)
+        if (!b->acc[k].ident) return false;
+    for (int o = 0; o < b->s->nopnd; o++)
+        if (b->s->opnd[o].role == DVM_ROLE_IOTA) return false;
+    return b->nacc > 0 && b->s->nopnd <= MOST_IN_TURN && !b->list[J_ROW].n;
+}
+
 static void plan_units(struct dvm_je *e, struct dvm_jplan *p) {
     struct dvm_jb *b = e->b;
     int most[2], n = (int)b->list[J_BODY].n;
@@ -97,7 +107,11 @@ static void plan_units(struct dvm_je *e, struct dvm_jplan *p) {
     p->fetch = !b->neon && n <= FETCH_BODY;
     if (b->s->mode == DVM_MODE_ROW) {
         int u = DVM_TREE_LANES / b->width;
-        if (b->nacc > 0 && u * n <= ROW_BODY && place_units(e, p, u, most, 0)) return;
+        if (b->nacc > 0 && u * n <= ROW_BODY && place_units(e, p, u, most, 0)) {
+            p->turns = p->fetch && can_take_turns(b);
+            p->fetch &= !p->turns;
+            return;
+        }
         p->by_unit = false;
         if (b->nacc == 0 || !b->neon) p->unroll = map_units(e, most); /* accumulators in memory */
         return;

@@ -39,6 +39,8 @@ static struct dvm_opnd_arg *sub_box(const struct dvm_jit_code *c, const args *a,
     return to;
 }
 
+static void set(const args *a, int32_t field, int64_t v) { memcpy(at(a, field), &v, sizeof v); }
+
 /* j: column of the row at which the call begins. */
 static void call(const struct dvm_jit_code *c, const args *a, int64_t j) {
     uint64_t cont = j > 0;
@@ -306,6 +308,50 @@ static void write_identities(const struct dvm_jit_code *c, const args *a) {
     }
 }
 
+/* Whether blocks of 1024 columns follow one another through all rows. */
+static bool rows_are_one(const struct dvm_jit_code *c, const args *a) {
+    if (a->n % DVM_TREE_BLOCK) return false;
+    for (int o = 0; o < c->c.strip.nopnd; o++) {
+        const struct dvm_opnd *d = &c->c.strip.opnd[o];
+        if (d->kind == DVM_OPND_CONTIG && d->role != DVM_ROLE_FOLD && a->m > 1 &&
+            a->opnd[o].rs != a->n * a->opnd[o].cs)
+            return false;
+    }
+    return true;
+}
+
+/* The code's rows by turns; a longer row is as many as it has blocks. */
+static void call_by_turns(const struct dvm_jit_code *c, const args *a) {
+    int nopnd = c->c.strip.nopnd;
+    int64_t step[J_STEPS * (DVM_STRIP_MAX_OPND + 1) + 1], *s = step;
+    args sub;
+    struct dvm_opnd_arg *opnd = sub_box(c, a, &sub, 0, 0);
+    for (int o = 0; o < nopnd && a->n > DVM_TREE_BLOCK; o++)
+        opnd[o].rs = DVM_TREE_BLOCK * opnd[o].cs;
+    sub.n = DVM_MIN(a->n, DVM_TREE_BLOCK);
+    sub.m = a->m * (a->n / sub.n);
+    int64_t turns = sub.m / J_TURNS;
+    int64_t times[] = {turns, -J_TURNS * turns, (J_TURNS - 1) * turns};
+    for (int k = 0; k < J_STEPS; k++) {
+        for (int o = 0; o < nopnd; o++) *s++ = times[k] * opnd[o].rs;
+        *s++ = times[k] * c->part_bytes + (k == J_STEP_BACK) * c->part_bytes;
+    }
+    *s = sub.m - J_TURNS * turns;
+    sub.step = step;
+    set(a, J_F_FETCH, turns);
+    c->fn(&sub, 0);
+    set(a, J_F_FETCH, 0);
+}
+
+/* Rows whose parts there is room for. */
+static void call_rows(const struct dvm_jit_code *c, const args *a, int64_t j) {
+    bool whole = a->n % DVM_TREE_LANES == 0 && (a->n <= DVM_TREE_BLOCK || rows_are_one(c, a));
+    if (c->turns && a->far && whole && a->m * a->n >= J_TURNS * DVM_MIN(a->n, DVM_TREE_BLOCK))
+        call_by_turns(c, a);
+    else
+        call(c, a, j);
+}
+
 /* Whole rows in one call of the code: rows * blocks parts. */
 static void short_rows(const struct dvm_jit_code *c, const args *a) {
     int64_t blocks = (a->n + DVM_TREE_BLOCK - 1) / DVM_TREE_BLOCK, step = c->part_room / blocks;
@@ -313,7 +359,7 @@ static void short_rows(const struct dvm_jit_code *c, const args *a) {
         args sub = *a;
         if (i) sub_box(c, a, &sub, i, 0);
         sub.m = DVM_MIN(step, a->m - i);
-        call(c, &sub, 0);
+        call_rows(c, &sub, 0);
         for (int k = 0; k < c->nfold; k++) {
             if (blocks == 1) write_results(c, a, &c->fold[k], i, sub.m);
             for (int64_t r = 0; blocks > 1 && r < sub.m; r++) {
@@ -341,7 +387,7 @@ static void long_rows(const struct dvm_jit_code *c, const args *a, int64_t rows,
                 sub_box(c, a, &sub, i, j);
                 sub.m = m;
                 sub.n = n;
-                call(c, &sub, j);
+                call_rows(c, &sub, j);
             }
             for (int64_t r = 0; r < m; r++)
                 for (int k = 0; k < c->nfold; k++) {
@@ -360,8 +406,6 @@ static void long_rows(const struct dvm_jit_code *c, const args *a, int64_t rows,
     }
 }
 
-static void set(const args *a, int32_t field, int64_t v) { memcpy(at(a, field), &v, sizeof v); }
-
 /* Whether asking for memory ahead of time asks for what will be read. */
 static bool one_behind_the_other(const struct dvm_jit_code *c, const args *a) {
     for (int o = 0; o < c->c.strip.nopnd; o++) {
@@ -376,6 +420,7 @@ static bool one_behind_the_other(const struct dvm_jit_code *c, const args *a) {
 void dvm_jit_run_row(const struct dvm_code *code, const args *a) {
     const struct dvm_jit_code *c = code_of(code);
     if (a->m <= 0) return;
+    if (c->turns) set(a, J_F_FETCH, 0);
     if (c->fetch) set(a, J_F_FETCH, a->m * a->n > J_FAR_BYTES / 4 && one_behind_the_other(c, a));
     if (a->n <= 0)
         write_identities(c, a);
