@@ -54,6 +54,7 @@ EXPORT double gm_mm(const void *a, int64_t ars, int64_t acs, const void *b, int6
     struct dvm_gemm g = {.m = m,
                          .n = n,
                          .k = k,
+                         .lanes = m == 1 || n == 1,
                          .nbatch = 1,
                          .bdim = {batch},
                          .a = {a, ars * e, acs * e, {m * k * e}, (dvm_dtype)dtype},

@@ -142,12 +142,17 @@ static void join_axis(struct group *g, int a, bool fixed) {
     drop_axis(g, a);
 }
 
+/* A row in lanes stays one row, whatever its second factor's steps. */
+static bool may_grow(const struct planner *p, const struct group *g) {
+    return g->ax[g->naxes - 1].size == 1 || !dvm_plan_in_lanes(p, g);
+}
+
 /* Batch axes of a product that everything walks alike become one. The last one becomes rows where the second factor does
  * not move with it and everything else walks on from one matrix to the next: one large product instead of many. */
 static void fold_batch(struct planner *p, struct group *g) {
     if (p->node.p[g->gemm].op != DVM_OP_MATMUL || !g->side[0] || !g->side[1]) return;
     for (int a = g->naxes - 3; a >= 0; a--) {
-        bool rows = a == g->naxes - 3 && steps_fit(g->side[1], a, true);
+        bool rows = a == g->naxes - 3 && may_grow(p, g) && steps_fit(g->side[1], a, true);
         if (!steps_fit(g, a, false) || !steps_fit(g->side[0], a, false)) continue;
         if (!rows && (a == g->naxes - 3 || !steps_fit(g->side[1], a, false))) continue;
         join_axis(g, a, false);

@@ -279,7 +279,8 @@ static void add_product(struct planner *p, struct dvm_plan *pl, struct bump *bm,
     const struct pnode *x = &p->node.p[g->gemm];
     struct dvm_gplan *m = take(bm, sizeof *m);
     bool grouped = x->op == DVM_OP_GROUPED;
-    *m = (struct dvm_gplan){.form = DVM_PRODUCT_BATCH, .k = dvm_plan_depth(p, g)};
+    *m = (struct dvm_gplan){
+        .form = DVM_PRODUCT_BATCH, .k = dvm_plan_depth(p, g), .lanes = dvm_plan_in_lanes(p, g)};
     if (grouped) m->form = x->at[2] == DVM_GROUP_M ? DVM_PRODUCT_ROWS : DVM_PRODUCT_DEPTH;
     if (grouped) m->sizes = x->at[3] == DVM_LIST_SIZES;
     add_factor(p, pl, bm, g->side[0], k, ph, &m->a, &m->a_dtype);

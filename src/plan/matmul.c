@@ -194,6 +194,19 @@ int64_t dvm_plan_depth(const struct planner *p, const struct group *g) {
     return a->d[a->rank - (x->at[0] ? 2 : 1)];
 }
 
+/* One column, or one row in all: those of a batch count together where the second factor has no batch, and a batch of rows with a
+ * factor each has one row in each. The shapes of the nodes decide, nothing that depends on steps or on what else shares the
+ * kernel; and the rows of a group are data, so groups never. */
+bool dvm_plan_in_lanes(const struct planner *p, const struct group *g) {
+    const struct pnode *x = &p->node.p[g->gemm];
+    const struct dvm_shape *s = shape_of(p, g->gemm), *b = shape_of(p, x->in[1]);
+    if (x->op != DVM_OP_MATMUL) return false;
+    int64_t rows = s->d[s->rank - 2], factors = 1;
+    for (int d = 0; d < b->rank - 2; d++) factors *= b->d[d];
+    for (int d = 0; d < s->rank - 2 && factors == 1; d++) rows *= s->d[d];
+    return rows == 1 || s->d[s->rank - 1] == 1;
+}
+
 /* Rows of a panel: UNIT suits the kernels of every level; below LEAST rows each value of the second factor is loaded for too few.
  * The panel takes half of the cache, or all of it where it has to; the other half is for what is packed. */
 enum { UNIT = 12, LEAST = 48, WANTED = 8, SMALL_WORK = 1 << 22 };

@@ -64,6 +64,7 @@ enum { DVM_KIND_GEMM = DVM_MODE_COL + 1 };
 enum dvm_product_form { DVM_PRODUCT_BATCH, DVM_PRODUCT_ROWS, DVM_PRODUCT_DEPTH, DVM_NPRODUCT };
 struct dvm_gplan {
     uint8_t form, sizes; /* sizes: the list of groups holds sizes, not ends */
+    uint8_t lanes;       /* adds in lanes (ops/gemm/gemm.h): one row or one column */
     uint8_t a_dtype, b_dtype, list_dtype;
     int64_t k;
     struct dvm_bind a, b; /* SRC_NONE: made by a phase, or k is 0 */

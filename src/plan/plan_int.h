@@ -279,6 +279,7 @@ DVM_INLINE bool dvm_plan_may_cut(const struct group *g, int a) {
            (!g->gemm || g->ax[a].dim == g->rank - 2);
 }
 int64_t dvm_plan_depth(const struct planner *p, const struct group *g); /* K */
+bool dvm_plan_in_lanes(const struct planner *p, const struct group *g); /* its order of additions */
 /* May reductions of rows join the kernel of a product, which then finishes whole rows? How many at once, axes in place. */
 bool dvm_plan_may_fold(const struct planner *p, const struct group *g);
 int64_t dvm_plan_panel(const struct planner *p, const struct group *g);

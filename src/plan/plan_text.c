@@ -15,7 +15,7 @@ static const char *const forms[] = {"batch", "rows", "inner"};
 static const char *const roles[] = {"load", "store", "fold", "pick", "iota"};
 static const char *const moves[] = {"unif", "row", "contig", "strided"};
 static const char whole_rows[] = "whole_rows", params[] = "params", none[] = "none",
-                  sizes_word[] = "sizes";
+                  sizes_word[] = "sizes", lanes_word[] = "lanes";
 
 static bool is_numbered(int src) { return src == DVM_SRC_INPUT || src == DVM_SRC_OUTPUT; }
 
@@ -82,8 +82,9 @@ static void write_factor(const char *what, const struct dvm_bind *b, int dtype, 
 
 void dvm_plan_write_product(const struct dvm_kplan *k, struct dvm_text *t) {
     const struct dvm_gplan *m = k->gemm;
-    PUT("  product %s depth %lld%s%s\n", forms[m->form], (long long)m->k, m->sizes ? " " : "",
-        m->sizes ? sizes_word : "");
+    PUT("  product %s depth %lld", forms[m->form], (long long)m->k);
+    PUT("%s%s", m->sizes ? " " : "", m->sizes ? sizes_word : "");
+    PUT("%s%s\n", m->lanes ? " " : "", m->lanes ? lanes_word : "");
     write_factor("a", &m->a, m->a_dtype, k->naxes, t);
     write_factor("b", &m->b, m->b_dtype, k->naxes, t);
     if (m->form != DVM_PRODUCT_BATCH) write_factor("list", &m->list, m->list_dtype, 0, t);
@@ -447,6 +448,7 @@ static dvm_status read_product(struct reader *r, const struct dvm_kplan *k) {
     DVM_TRY(one_of(r, forms, DVM_COUNT(forms), "batch, rows or inner", &m.form));
     DVM_TRY(field(r, "depth", &m.k));
     m.sizes = take(r, sizes_word);
+    m.lanes = take(r, lanes_word);
     DVM_TRY(read_factor(r, "a", k->naxes, &m.a, &m.a_dtype));
     DVM_TRY(read_factor(r, "b", k->naxes, &m.b, &m.b_dtype));
     if (m.form != DVM_PRODUCT_BATCH) DVM_TRY(read_factor(r, "list", 0, &m.list, &m.list_dtype));

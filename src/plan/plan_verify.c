@@ -332,6 +332,9 @@ static dvm_status check_product(struct check *c) {
     int64_t n = 1;
     if (m->form >= DVM_NPRODUCT || m->k < 0)
         return bad(c, "form %u, depth %lld", m->form, (long long)m->k);
+    if (m->lanes && (m->form != DVM_PRODUCT_BATCH ||
+                     (k->size[k->naxes - 1] != 1 && k->size[k->naxes - 2] != 1)))
+        return bad(c, "lanes without one row or one column");
     if (m->form == DVM_PRODUCT_ROWS ? k->naxes != 2 : m->form == DVM_PRODUCT_DEPTH && k->naxes > 3)
         return bad(c, "groups have no batch axes");
     if (k->naxes > 10) return bad(c, "more than 8 batch axes");

@@ -17,7 +17,9 @@ enum {
     DVM_GEMM_KC =
         256, /* elements of K in one chain of fused multiply-adds; part of what a result means */
     DVM_GEMM_MAX_NR = 64, /* a multiple of every level's nr: row pitches of C are multiples of it */
-    DVM_GEMM_SMALL_M = 8  /* rows that the streaming kernels take */
+    DVM_GEMM_SMALL_M = 8, /* rows that the streaming kernels take */
+    DVM_GEMM_LANES = 16,
+    DVM_GEMM_LANE_KC = 2048 /* products in lanes (ops/gemm/gemm.h) */
 };
 
 /* A block in memory; strides in bytes. */
@@ -64,6 +66,14 @@ struct dvm_k_gemm {
                       int64_t ldc, float *tmp, bool first);
     void (*stream_k1)(int m, const float *a, int64_t ars, const struct dvm_k_block *b, float *c,
                       int64_t ldc, bool first);
+
+    /* Products in lanes of one row a, which is in f32 and padded with -0 to whole lanes, with a block of up to LANE_KC rows.
+     * k1, columns of B contiguous: c[j] = (first) or += the sum. n1, rows of B contiguous: row k adds to lane k % LANES of its
+     * column, lane[l * pitch + j]; pitch is a multiple of MAX_NR, and whole vectors are read and written. fold then makes
+     * c[j] of them, whole vectors too. */
+    void (*lanes_k1)(const float *a, const struct dvm_k_block *b, float *c, bool first);
+    void (*lanes_n1)(const float *a, const struct dvm_k_block *b, float *lane, int64_t pitch);
+    void (*lanes_fold)(float *c, int64_t n, const float *lane, int64_t pitch, bool first);
 
     /* Stores m x n floats, each plus bias[j] unless bias is NULL, rounded once to t. */
     void (*store)(char *d, int64_t rs, int64_t cs, dvm_dtype t, const float *c, int64_t ldc,

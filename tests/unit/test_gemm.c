@@ -156,11 +156,13 @@ struct shape {
     dvm_dtype at, bt, ot;
     enum layout al, bl;
     enum fill f;
-    bool bias;
+    bool bias, lanes;
 };
+static bool may_lanes(const struct dvm_gemm *g) { return g->m == 1 || g->n == 1; }
 static void one_case(const struct shape *s, bool all) {
     struct dvm_gemm g = {.m = s->m, .n = s->n, .k = s->k, .nbatch = 1, .bdim = {s->batch}};
     struct dvm_gemm_mat bias = {.p = NULL};
+    g.lanes = may_lanes(&g) && (s->lanes || (rnd() & 1));
     struct guarded a = operand(&g.a, s->batch, s->m, s->k, s->at, s->al, s->f);
     struct guarded b = operand(&g.b, s->batch, s->k, s->n, s->bt, s->bl, s->f);
     struct guarded c = operand(&bias, 1, 1, s->n, s->bt, ROWS, SMOOTH);
@@ -185,7 +187,7 @@ static void layouts_and_dtypes(void **state) {
                                       types[t / 3],    types[t % 3],
                                       types[below(3)], (enum layout)al,
                                       (enum layout)bl, (enum fill)(rnd() % 3),
-                                      rnd() & 1};
+                                      rnd() & 1,       false};
                     one_case(&s, false);
                 }
 }
@@ -197,8 +199,8 @@ static void small_sizes(void **state) {
         for (int j = 0; j < 7; j++)
             for (int k = 0; k < 7; k++)
                 for (int t = 0; t < 3; t++) {
-                    struct shape s = {1,        n[i], n[j], n[k],  types[t], types[t],
-                                      types[t], ROWS, COLS, MIXED, rnd() & 1};
+                    struct shape s = {1,        n[i], n[j], n[k],  types[t],  types[t],
+                                      types[t], ROWS, COLS, MIXED, rnd() & 1, false};
                     one_case(&s, false);
                 }
 }
@@ -210,7 +212,7 @@ static void edges_of_blocks(void **state) {
     for (int i = 0; i < 5; i++)
         for (int j = 0; j < 4; j++) {
             struct shape s = {1,       m[i], n[j], k[(i + j) % 4], DVM_BF16, DVM_BF16,
-                              DVM_F32, ROWS, ROWS, SMOOTH,         false};
+                              DVM_F32, ROWS, ROWS, SMOOTH,         false,    false};
             one_case(&s, i + j == 0);
             s.at = s.bt = DVM_F32, s.bl = COLS;
             one_case(&s, i + j == 0);
@@ -231,31 +233,79 @@ static void random_shapes(void **state) {
                           (enum layout)(rnd() % NLAYOUT),
                           (enum layout)(rnd() % NLAYOUT),
                           (enum fill)(rnd() % 3),
-                          rnd() & 1};
+                          rnd() & 1,
+                          false};
         if (rnd() & 1) s.bt = s.at = DVM_BF16;
         one_case(&s, false);
     }
 }
 
+/* Around whole lanes, whole passes of them and whole blocks of K; widths around whole vectors and tiles. */
+static void rows_in_lanes(void **state) {
+    static const int64_t k[] = {0, 1, 7, 15, 16, 17, 31, 32, 33, 128, 160, 175, 2048, 2049, 4100},
+                         n[] = {1, 3, 4, 7, 8, 9, 16, 37, 64, 70};
+    (void)state;
+    for (int i = 0; i < (int)DVM_COUNT(k); i++)
+        for (int j = 0; j < (int)DVM_COUNT(n); j++)
+            for (int l = 0; l < 12; l++) {
+                bool col = l & 1;
+                enum layout big = (enum layout)(rnd() % NLAYOUT), little = l & 2 ? ROWS : STRIDED;
+                dvm_dtype t = types[l / 4];
+                struct shape s = {.batch = 1 + below(2),
+                                  .m = col ? n[j] : 1,
+                                  .n = col ? 1 : n[j],
+                                  .k = k[i],
+                                  .at = t,
+                                  .bt = t,
+                                  .ot = DVM_F32,
+                                  .al = col ? big : little,
+                                  .bl = col ? little : big,
+                                  .f = l % 3 == 0 ? SMOOTH : MIXED,
+                                  .lanes = true};
+                one_case(&s, false);
+            }
+    static const int64_t wide[] = {511, 512, 513, 2047, 2048, 2049, 4161};
+    for (int i = 0; i < (int)DVM_COUNT(wide); i++)
+        for (int l = 0; l < 2 * NLAYOUT; l++) {
+            enum layout big = (enum layout)(l / 2);
+            struct shape s = {.batch = 1,
+                              .m = l & 1 ? wide[i] : 1,
+                              .n = l & 1 ? 1 : wide[i],
+                              .k = 100,
+                              .at = types[i % 3],
+                              .bt = types[i % 3],
+                              .ot = DVM_F32,
+                              .al = l & 1 ? big : ROWS,
+                              .bl = l & 1 ? ROWS : big,
+                              .f = SPECIAL,
+                              .lanes = true};
+            one_case(&s, i == 2);
+        }
+}
+
 static void threads_agree(void **state) {
     static const struct shape s[] = {
-        {1, 300, 520, 600, DVM_F32, DVM_F32, DVM_F32, ROWS, ROWS, SMOOTH, true},
-        {1, 300, 520, 301, DVM_BF16, DVM_BF16, DVM_BF16, ROWS, COLS, SMOOTH, false},
-        {9, 31, 33, 65, DVM_BF16, DVM_BF16, DVM_F32, ROWS, COLS, MIXED, false},
-        {1, 1, 2100, 300, DVM_F32, DVM_BF16, DVM_F32, ROWS, ROWS, SMOOTH, true},
-        {1, 1500, 2, 300, DVM_F32, DVM_F32, DVM_F32, COLS, ROWS, SMOOTH, true}};
+        {1, 300, 520, 600, DVM_F32, DVM_F32, DVM_F32, ROWS, ROWS, SMOOTH, true, false},
+        {1, 300, 520, 301, DVM_BF16, DVM_BF16, DVM_BF16, ROWS, COLS, SMOOTH, false, false},
+        {9, 31, 33, 65, DVM_BF16, DVM_BF16, DVM_F32, ROWS, COLS, MIXED, false, false},
+        {1, 1, 2100, 300, DVM_F32, DVM_BF16, DVM_F32, ROWS, ROWS, SMOOTH, true, false},
+        {1, 1500, 2, 300, DVM_F32, DVM_F32, DVM_F32, COLS, ROWS, SMOOTH, true, false},
+        {1, 1, 2100, 900, DVM_F32, DVM_BF16, DVM_F32, ROWS, ROWS, SMOOTH, true, true},
+        {1, 1, 700, 2100, DVM_F32, DVM_F32, DVM_F32, ROWS, COLS, SMOOTH, true, true},
+        {1, 1500, 1, 900, DVM_F32, DVM_F32, DVM_F32, COLS, ROWS, SMOOTH, true, true}};
     (void)state;
     for (int i = 0; i < (int)DVM_COUNT(s); i++) one_case(&s[i], true);
 }
 
-/* ---- the definition against fp64: |error| <= (KC + blocks) * 2^-24 * sum of |a b| */
+/* ---- the definition against fp64: |error| <= (additions of one element after each other) * 2^-24 * sum of |a b| */
 
 static void close_to_fp64(void **state) {
     (void)state;
-    for (int z = 0; z < 12; z++) {
+    for (int z = 0; z < 24; z++) {
         int64_t m = 1 + below(20), n = 1 + below(20), k = 1 + below(1500);
         dvm_dtype t = types[z % 3];
-        struct dvm_gemm g = {.m = m, .n = n, .k = k};
+        if (z >= 12) *(z & 1 ? &m : &n) = 1, k += 3000;
+        struct dvm_gemm g = {.m = m, .n = n, .k = k, .lanes = z >= 12};
         struct guarded a = operand(&g.a, 1, m, k, t, ROWS, SMOOTH);
         struct guarded b = operand(&g.b, 1, k, n, t, COLS, SMOOTH);
         float *c = calloc((size_t)(m * n), 4);
@@ -270,7 +320,9 @@ static void close_to_fp64(void **state) {
                 sum += x;
                 mag += fabs(x);
             }
-            double bound = (double)(DVM_MIN(k, DVM_GEMM_KC) + k / DVM_GEMM_KC + 2) * 0x1p-24 * mag;
+            int64_t steps = DVM_MIN(k, DVM_GEMM_KC) + k / DVM_GEMM_KC + 2;
+            if (z >= 12) steps = DVM_GEMM_LANE_KC / DVM_GEMM_LANES + 4 + k / DVM_GEMM_LANE_KC + 1;
+            double bound = (double)steps * 0x1p-24 * mag;
             assert_true(fabs(sum - (double)c[i]) <= bound);
         }
         free(c);
@@ -433,13 +485,16 @@ static void take(void *ctx, int thread, int64_t batch, int64_t row0, int64_t col
 static void with_callbacks(void **state) {
     static const int threads[] = {1, 2, 3, 16};
     (void)state;
-    for (int z = 0; z < 80; z++) {
+    for (int z = 0; z < 120; z++) {
         int64_t batch = 1 + below(3), m = 1 + below(z % 4 ? 40 : 300),
                 n = 1 + below(z % 3   ? 40
                               : z % 2 ? 1200
                                       : 300);
         int64_t k = below(300), count = batch * m * n;
         struct dvm_gemm g = {.m = m, .n = n, .k = k, .nbatch = 1, .bdim = {batch}};
+        if (z % 5 == 0) *(z % 10 ? &g.m : &g.n) = 1, g.k = k = 10 * k;
+        m = g.m, n = g.n, count = batch * m * n;
+        g.lanes = may_lanes(&g) && (rnd() & 1);
         if (z % 2) g.panel = 1 + below(DVM_GEMM_TM);
         struct guarded a = {.map = NULL}, b = {.map = NULL};
         int which = 1 + (int)below(3), p = (int)below(pools);
@@ -488,6 +543,7 @@ static void own_scratch(void **state) {
     (void)state;
     for (int z = 0; z < 30; z++) {
         struct dvm_gemm g = {.m = 1 + below(200), .n = 1 + below(300), .k = below(300)};
+        if (z % 3 == 0) *(z % 2 ? &g.m : &g.n) = 1, g.lanes = true;
         dvm_dtype t = types[below(3)];
         struct guarded a = operand(&g.a, 1, g.m, g.k, t, ROWS, MIXED);
         struct guarded b = operand(&g.b, 1, g.k, g.n, t, (enum layout)(rnd() % 2), MIXED);
@@ -537,19 +593,22 @@ static void refused(void **state) {
     ends[1] = 2;
     assert_int_equal(dvm_gemm_check(&g), DVM_ERR_SHAPE);
     assert_non_null(strstr(dvm_error_text(), "ends at 4"));
-    g.form = DVM_GEMM_BATCH, g.m = -1;
+    g.form = DVM_GEMM_BATCH, g.lanes = true;
+    assert_int_equal(dvm_gemm_check(&g), DVM_ERR_ARG);
+    g.lanes = false, g.m = -1;
     assert_int_equal(dvm_gemm_check(&g), DVM_ERR_SHAPE);
 }
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(small_sizes),      cmocka_unit_test(layouts_and_dtypes),
-        cmocka_unit_test(edges_of_blocks),  cmocka_unit_test(random_shapes),
-        cmocka_unit_test(threads_agree),    cmocka_unit_test(close_to_fp64),
-        cmocka_unit_test(groups_of_rows),   cmocka_unit_test(groups_of_k),
-        cmocka_unit_test(with_callbacks),   cmocka_unit_test(broadcast_batch),
-        cmocka_unit_test(own_scratch),      cmocka_unit_test(strided_result),
-        cmocka_unit_test(refused),          cmocka_unit_test(large_groups),
-        cmocka_unit_test(exponent_borders), cmocka_unit_test(out_of_memory)};
+        cmocka_unit_test(small_sizes),     cmocka_unit_test(layouts_and_dtypes),
+        cmocka_unit_test(rows_in_lanes),   cmocka_unit_test(edges_of_blocks),
+        cmocka_unit_test(random_shapes),   cmocka_unit_test(threads_agree),
+        cmocka_unit_test(close_to_fp64),   cmocka_unit_test(groups_of_rows),
+        cmocka_unit_test(groups_of_k),     cmocka_unit_test(with_callbacks),
+        cmocka_unit_test(broadcast_batch), cmocka_unit_test(own_scratch),
+        cmocka_unit_test(strided_result),  cmocka_unit_test(refused),
+        cmocka_unit_test(large_groups),    cmocka_unit_test(exponent_borders),
+        cmocka_unit_test(out_of_memory)};
     return cmocka_run_group_tests(tests, setup, teardown);
 }

@@ -83,9 +83,22 @@ static size_t part(size_t *total, size_t size) {
     return at;
 }
 
+static struct gemm_room lanes_room(const struct dvm_gemm *g) {
+    bool swap = g->m != 1;
+    size_t n = (size_t)gemm_up(DVM_MIN(swap ? g->m : g->n, DVM_GEMM_LANE_N), DVM_GEMM_MAX_NR);
+    size_t stage = 4 * (size_t)DVM_MAX(LANE_ROWS * LANE_STAGE_N, LANE_COLS * DVM_GEMM_LANE_KC);
+    struct gemm_room r = {.total = 0};
+    r.c = part(&r.total, 4 * (g->panel && !swap ? (size_t)gemm_up(g->n, DVM_GEMM_MAX_NR) : n));
+    r.a = part(&r.total, 4 * (size_t)gemm_up(DVM_MIN(g->k, DVM_GEMM_LANE_KC), DVM_GEMM_LANES));
+    r.x = part(&r.total, gemm_staged(g, swap ? WAY_LANES_SWAP : WAY_LANES) ? stage : 0);
+    r.y = part(&r.total, 4 * DVM_GEMM_LANES * n);
+    return r;
+}
+
 /* Enough for every item: sizes grow with m, n, k of the item. Pairs take half, and floats for multiply_wide. */
 static struct gemm_room room_of(const struct dvm_gemm *g, bool pairs) {
     enum { LONG = DVM_GEMM_TN_MAX * DVM_GEMM_SMALL_M * 4 };
+    if (g->lanes) return lanes_room(g);
     size_t m = (size_t)DVM_MIN(g->m, DVM_GEMM_TM), kc = DVM_GEMM_KC;
     size_t n = (size_t)gemm_up(DVM_MIN(g->n, DVM_GEMM_TN), DVM_GEMM_MAX_NR);
     bool stream = DVM_MIN(g->m, g->n) <= DVM_GEMM_SMALL_M || g->form == DVM_GEMM_GROUPM;
@@ -141,7 +154,7 @@ static size_t shared_room(const struct dvm_gemm *g, bool pairs, int threads) {
     int64_t items = dvm_gemm_items(g);
     size_t most = 0;
     for (int64_t i = 0; i < (g->form == DVM_GEMM_BATCH ? DVM_MIN(items, 1) : items); i++) {
-        struct gemm_item it = dvm_gemm_item(g, i);
+        struct gemm_item it = dvm_gemm_item(g, i, threads);
         struct gemm_shared s;
         size_t size =
             is_shared(g, &it, items, threads) ? share(&it, g->panel > 0, pairs, NULL, &s) : 0;
@@ -162,7 +175,7 @@ void dvm_gemm_finish(const struct gemm_run *r, int thread, const struct gemm_ite
                      int64_t c0, int64_t m, int64_t n, float *tile, int64_t ld) {
     const struct dvm_gemm *g = r->g;
     int64_t batch = DVM_MAX(it->batch, 0);
-    float bias[DVM_GEMM_TN_MAX];
+    float bias[DVM_MAX((int)DVM_GEMM_TN_MAX, (int)DVM_GEMM_LANE_N)];
     bool biased = g->bias && it->batch >= 0;
     if (it->k == 0)
         for (int64_t i = 0; i < m; i++) memset(tile + i * ld, 0, (size_t)n * 4);
@@ -185,7 +198,7 @@ static struct gemm_item item_of(const struct gemm_run *r, int64_t *t) {
     if (!r->first) {
         int64_t each = r->tiles / r->items, i = *t / each;
         *t %= each;
-        return dvm_gemm_item(r->g, i);
+        return dvm_gemm_item(r->g, i, r->threads);
     }
     int64_t lo = 0, hi = r->items; /* first[lo] <= t < first[hi] */
     while (hi - lo > 1) {
@@ -196,7 +209,7 @@ static struct gemm_item item_of(const struct gemm_run *r, int64_t *t) {
             hi = mid;
     }
     *t -= r->first[lo];
-    return dvm_gemm_item(r->g, lo);
+    return dvm_gemm_item(r->g, lo, r->threads);
 }
 
 static struct gemm_ws ws_of(const struct gemm_run *r, int thread) {
@@ -224,6 +237,8 @@ static void run_tiles(void *arg, int thread) {
         struct gemm_item it = item_of(r, &t);
         if (it.way == WAY_BLOCK)
             dvm_gemm_block_tile(r, &ws, thread, &it, NULL, t % it.rows, t / it.rows);
+        else if (r->g->lanes)
+            dvm_gemm_lanes_tile(r, &ws, thread, &it, t % it.rows, t / it.rows);
         else
             dvm_gemm_stream_tile(r, &ws, thread, &it, t % it.rows, t / it.rows);
     }
@@ -265,7 +280,7 @@ static void run_shared(struct gemm_run *r, struct dvm_pool *pool, const struct g
 /* Shared products one after the other; the tiles of all others in one loop. */
 static void run_all(struct gemm_run *r, struct dvm_pool *pool, int64_t *first, char *p) {
     for (int64_t i = 0; i < r->items; i++) {
-        struct gemm_item it = dvm_gemm_item(r->g, i);
+        struct gemm_item it = dvm_gemm_item(r->g, i, r->threads);
         bool shared = is_shared(r->g, &it, r->items, r->threads);
         if (!first && !shared) {
             r->tiles = r->items * gemm_tiles(r->g, &it);

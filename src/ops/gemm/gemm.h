@@ -6,14 +6,23 @@
  *         s = 0;  for k in the block, in order:  s = fma(a[i][k], b[k][j], s)
  *         sum = first block ? s : sum + s
  *
- * in fp32, operands widened to fp32 exactly; K = 0 gives 0. dvm_gemm_ref is that loop. Only the payload and sign of a
+ * or, for products in lanes, which have one row or one column,
+ *
+ *     for each block of DVM_GEMM_LANE_KC consecutive k, in order:
+ *         s[0..15] = 0;  for k in the block, in order:  s[k % 16] = fma(a[k], b[k], s[k % 16])
+ *         for h = 8, 4, 2, 1:  s[l] = s[l] + s[l + h] for each l < h
+ *         sum = first block ? s[0] : sum + s[0]
+ *
+ * in fp32, operands widened to fp32 exactly; K = 0 gives 0. dvm_gemm_ref is these loops. One chain would leave a row waiting for
+ * each multiply-add, and vectors would have to be turned where K is contiguous. The caller says which order holds, from shapes
+ * alone (plan/matmul.c). Only the payload and sign of a
  * NaN are open. The bf16 dot instruction computes fma(a_even, b_even, fma(a_odd, b_odd, s)) and flushes denormals; with
  * the earlier k in the odd half it is this very chain, and it is used only for blocks whose exponents show that no
  * denormal and no overflow can arise. So there is no separate fast mode.
  *
  * Tiles: C is cut into tiles of at most TM x TN elements or, where M or N is small enough to stream the other operand,
  * of all rows (columns) and at most TN_MAX columns (rows). The cut depends on sizes, dtypes, prologues and on which
- * strides are dense; not on threads, addresses or ISA level. A finished tile goes to `epilogue` exactly once, hot in
+ * strides are dense, in lanes on the number of threads too; not on addresses or ISA level. A finished tile goes to `epilogue` exactly once, hot in
  * the cache, in no promised order and from any thread; without an epilogue it is stored to `out`. What a callback adds
  * up across tiles must be kept by tile, not by thread, if its order matters.
  *
@@ -32,6 +41,7 @@ enum {
     DVM_GEMM_TM = 144, /* a multiple of every level's mr */
     DVM_GEMM_TN = 512, /* columns of a tile; streamed shapes (M or N <= 8) have up to TN_MAX */
     DVM_GEMM_TN_MAX = 1024,
+    DVM_GEMM_LANE_N = 2048,     /* of products in lanes */
     DVM_GEMM_PANEL_N = 1 << 24, /* columns of a panel */
     DVM_GEMM_NBATCH = 8
 };
@@ -62,6 +72,7 @@ enum dvm_gemm_form {
 struct dvm_gemm {
     int64_t m, n, k;
     struct dvm_gemm_mat a, b; /* M x K, K x N */
+    bool lanes;               /* BATCH with m or n 1 */
     enum dvm_gemm_form form;
     int nbatch; /* dimensions of the batch, outermost first; grouped forms have none */
     int64_t bdim[DVM_GEMM_NBATCH];

@@ -175,7 +175,8 @@ static struct ahead next_b(const struct gemm_run *r, const struct gemm_item *it,
     if (g->pack_b) return ahead_of(t->b, 0, 0, 0);
     if (c0 < it->n) return ahead_of_b(g, it, k0, c0);
     struct gemm_item next = {.k = 0};
-    if (alone && it->batch >= 0 && it->batch + 1 < r->items) next = dvm_gemm_item(g, it->batch + 1);
+    if (alone && it->batch >= 0 && it->batch + 1 < r->items)
+        next = dvm_gemm_item(g, it->batch + 1, r->threads);
     return next.k ? ahead_of_b(g, &next, 0, 0) : ahead_of(t->b, 0, 0, 0);
 }
 

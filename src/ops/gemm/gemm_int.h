@@ -1,13 +1,16 @@
 /* Between the files of this folder. gemm.c: the run, its scratch and threads; gemm_shape.c: arguments, products, tiles;
- * gemm_block.c: a tile by packing; gemm_stream.c: a tile of few rows or few columns; gemm_ref.c: the meaning. */
+ * gemm_block.c: a tile by packing; gemm_stream.c: a tile of few rows or few columns; gemm_lanes.c: one row or one column;
+ * gemm_ref.c: the meaning. */
 #ifndef DVM_OPS_GEMM_GEMM_INT_H
 #define DVM_OPS_GEMM_GEMM_INT_H
 #include "ops/gemm/gemm.h"
 
 enum gemm_way {
-    WAY_BLOCK,      /* both operands packed */
-    WAY_STREAM,     /* few rows: B read where it stands */
-    WAY_STREAM_SWAP /* few columns: the same with the operands exchanged, tiles transposed at the end */
+    WAY_BLOCK,       /* both operands packed */
+    WAY_STREAM,      /* few rows: B read where it stands */
+    WAY_STREAM_SWAP, /* few columns: the same with the operands exchanged, tiles transposed at the end */
+    WAY_LANES,
+    WAY_LANES_SWAP /* one column: as a row */
 };
 
 /* Words between strips of packed B: packing writes one line of every strip in turn, and without them those lines are some powers
@@ -33,6 +36,10 @@ struct gemm_shared {
     int64_t a_size, b_size;      /* bytes of a block */
     int64_t col0, cols;
 };
+
+/* Products in lanes whose matrix is made or not dense: rows of it, or whole columns, that are packed at a time. */
+enum { LANE_ROWS = 64, LANE_COLS = 16, LANE_STAGE_N = 512 };
+static_assert(LANE_ROWS % DVM_GEMM_LANES == 0, "each piece begins at lane 0");
 
 /* Scratch of one thread: offsets in bytes. */
 struct gemm_room {
@@ -63,7 +70,7 @@ struct gemm_run {
 };
 
 int64_t dvm_gemm_items(const struct dvm_gemm *g);
-struct gemm_item dvm_gemm_item(const struct dvm_gemm *g, int64_t i);
+struct gemm_item dvm_gemm_item(const struct dvm_gemm *g, int64_t i, int threads);
 
 /* Tile (tr, tc) of the item, or panel tr of whole rows; leaves it to dvm_gemm_finish. s may be NULL. */
 void dvm_gemm_block_tile(const struct gemm_run *r, const struct gemm_ws *ws, int thread,
@@ -71,6 +78,8 @@ void dvm_gemm_block_tile(const struct gemm_run *r, const struct gemm_ws *ws, int
                          int64_t tc);
 void dvm_gemm_stream_tile(const struct gemm_run *r, const struct gemm_ws *ws, int thread,
                           const struct gemm_item *it, int64_t tr, int64_t tc);
+void dvm_gemm_lanes_tile(const struct gemm_run *r, const struct gemm_ws *ws, int thread,
+                         const struct gemm_item *it, int64_t tr, int64_t tc);
 /* Packs shared block number i of A, i of B. */
 void dvm_gemm_share_a(const struct gemm_run *r, int thread, int64_t i);
 void dvm_gemm_share_b(const struct gemm_run *r, const struct gemm_ws *ws, int thread, int64_t i);
@@ -87,6 +96,12 @@ DVM_INLINE int64_t gemm_batch_at(const struct dvm_gemm *g, const int64_t *bs, in
         batch /= g->bdim[d];
     }
     return at;
+}
+/* Is the matrix that a row (a column) is multiplied with packed first? */
+DVM_INLINE bool gemm_staged(const struct dvm_gemm *g, enum gemm_way way) {
+    const struct dvm_gemm_mat *m = way == WAY_LANES ? &g->b : &g->a;
+    int64_t e = m->t == DVM_F32 ? 4 : 2;
+    return (way == WAY_LANES ? g->pack_b : g->pack_a) || (m->rs != e && m->cs != e);
 }
 /* Operands that a prologue makes have no address. */
 DVM_INLINE const char *gemm_at(const char *p, int64_t offset) { return p ? p + offset : p; }

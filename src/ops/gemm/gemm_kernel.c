@@ -178,6 +178,7 @@ static struct dvm_gemm product(struct job *j) {
                          .k = p->k,
                          .a = matrix(j, &p->a, p->a_dtype),
                          .b = matrix(j, &p->b, p->b_dtype),
+                         .lanes = p->lanes,
                          .form = form[p->form],
                          .ctx = j,
                          .epilogue = finish_tile,

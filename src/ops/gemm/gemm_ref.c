@@ -40,6 +40,21 @@ static float sum_of(const struct dvm_gemm *g, const struct gemm_item *it, int64_
     return sum;
 }
 
+static float lanes_sum(const struct dvm_gemm *g, const struct gemm_item *it, int64_t i, int64_t j) {
+    float sum = 0;
+    for (int64_t k0 = 0; k0 < it->k; k0 += DVM_GEMM_LANE_KC) {
+        float s[DVM_GEMM_LANES] = {0};
+        for (int64_t k = k0; k < DVM_MIN(it->k, k0 + DVM_GEMM_LANE_KC); k++) {
+            float *lane = &s[k % DVM_GEMM_LANES];
+            *lane = fmaf(a_at(g, it, i, k), b_at(g, it, k, j), *lane);
+        }
+        for (int h = DVM_GEMM_LANES / 2; h > 0; h /= 2)
+            for (int l = 0; l < h; l++) s[l] += s[l + h];
+        sum = k0 == 0 ? s[0] : sum + s[0];
+    }
+    return sum;
+}
+
 static void store(const struct dvm_gemm *g, const struct gemm_item *it, int64_t i, int64_t j,
                   float sum) {
     int64_t batch = DVM_MAX(it->batch, 0);
@@ -59,10 +74,10 @@ dvm_status dvm_gemm_ref(const struct dvm_gemm *g, float *row) {
     if (st != DVM_OK) return st;
     int64_t items = dvm_gemm_items(g);
     for (int64_t b = 0; b < items; b++) {
-        struct gemm_item it = dvm_gemm_item(g, b);
+        struct gemm_item it = dvm_gemm_item(g, b, 1);
         for (int64_t i = 0; i < it.m; i++)
             for (int64_t j = 0; j < it.n; j++) {
-                float sum = sum_of(g, &it, i, j);
+                float sum = g->lanes ? lanes_sum(g, &it, i, j) : sum_of(g, &it, i, j);
                 if (g->panel) {
                     row[j] = sum;
                     if (j == it.n - 1)

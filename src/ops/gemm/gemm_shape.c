@@ -44,6 +44,10 @@ dvm_status dvm_gemm_check(const struct dvm_gemm *g) {
     if (g->panel < 0 || g->panel > DVM_GEMM_TM ||
         (g->panel && (!g->epilogue || g->form != DVM_GEMM_BATCH || g->n > DVM_GEMM_PANEL_N)))
         DVM_FAIL(ARG, "matmul: a panel of %lld rows of %lld", (long long)g->panel, (long long)g->n);
+    if (g->lanes && (g->form != DVM_GEMM_BATCH || (g->m != 1 && g->n != 1)))
+        DVM_FAIL(ARG,
+                 "matmul: [%lld, %lld] x [%lld, %lld] in lanes: one row or one column, no groups",
+                 (long long)g->m, (long long)g->k, (long long)g->k, (long long)g->n);
     int64_t all = 1;
     for (int d = 0; d < g->nbatch; d++)
         if (g->bdim[d] < 0 || !dvm_mul_ok(all, g->bdim[d], &all))
@@ -94,6 +98,7 @@ static int64_t few_of(const struct dvm_gemm_mat *m, int64_t step, int64_t few) {
 }
 /* Streaming reads the large operand where it stands, in one of the two directions. */
 static enum gemm_way way_of(const struct dvm_gemm *g, const struct gemm_item *it) {
+    if (g->lanes) return g->m == 1 ? WAY_LANES : WAY_LANES_SWAP;
     if (g->panel) return WAY_BLOCK;
     int64_t few = gemm_all_bf16(g) ? 2 : DVM_GEMM_SMALL_M; /* the dot instruction does more rows */
     if (it->m <= few_of(&g->b, g->b.cs, few) && !g->pack_b && dense(&g->b)) return WAY_STREAM;
@@ -108,6 +113,15 @@ static int64_t stream_width(int64_t n, int64_t k, bool contiguous) {
     bool wide = contiguous && (n >= 4 * WIDE || n * k <= SMALL);
     int64_t w = gemm_up((n + 7) / 8, 64), least = wide ? DVM_MIN(DVM_MAX(n, LEAST), WIDE) : LEAST;
     return gemm_up(DVM_MAX(DVM_MIN(w, DVM_GEMM_TN_MAX), least), 64);
+}
+
+/* In lanes a matrix is read once, best in long pieces of its rows; threads need some pieces each, worth waking them. */
+static int64_t lanes_width(const struct dvm_gemm *g, const struct gemm_item *it, int64_t n,
+                           int threads) {
+    enum { EACH = 4, UNIT = DVM_GEMM_MAX_NR, WORK = 1 << 17 };
+    int64_t most = gemm_staged(g, it->way) ? LANE_STAGE_N : DVM_GEMM_LANE_N, w = n;
+    if (threads > 1) w = DVM_MAX(gemm_over(n, (int64_t)threads * EACH), WORK / DVM_MAX(it->k, 1));
+    return DVM_MIN(gemm_up(DVM_MAX(w, 1), UNIT), most);
 }
 
 static void count(struct gemm_item *it) {
@@ -134,13 +148,15 @@ static void cut_block(struct gemm_item *it) {
             break;
     }
 }
-static void cut(const struct dvm_gemm *g, struct gemm_item *it) {
+static void cut(const struct dvm_gemm *g, struct gemm_item *it, int threads) {
     it->way = way_of(g, it);
     it->tm = it->way == WAY_STREAM_SWAP ? stream_width(it->m, it->k, g->a.rs == gemm_size(g->a.t))
                                         : DVM_GEMM_TM;
     it->tn = it->way == WAY_STREAM ? stream_width(it->n, it->k, g->b.cs == gemm_size(g->b.t))
                                    : DVM_GEMM_TN;
     it->depth = gemm_over(it->k, DVM_GEMM_KC);
+    if (it->way == WAY_LANES) it->tm = 1, it->tn = lanes_width(g, it, it->n, threads);
+    if (it->way == WAY_LANES_SWAP) it->tm = lanes_width(g, it, it->m, threads), it->tn = 1;
     if (g->panel)
         it->tm = g->panel;
     else if (it->way == WAY_BLOCK)
@@ -148,13 +164,13 @@ static void cut(const struct dvm_gemm *g, struct gemm_item *it) {
     count(it);
 }
 
-struct gemm_item dvm_gemm_item(const struct dvm_gemm *g, int64_t i) {
+struct gemm_item dvm_gemm_item(const struct dvm_gemm *g, int64_t i, int threads) {
     struct gemm_item it = {.m = g->m, .n = g->n, .k = g->k, .batch = i, .a = g->a.p, .b = g->b.p};
     switch (g->form) {
     case DVM_GEMM_BATCH: place_batch(g, i, &it); break;
     case DVM_GEMM_GROUPM: place_groupm(g, i, &it); break;
     case DVM_GEMM_GROUPK: place_groupk(g, i, &it); break;
     }
-    cut(g, &it);
+    cut(g, &it, threads);
     return it;
 }

@@ -897,6 +897,144 @@ static void stream_k1(int m, const float *a, int64_t ars, const struct dvm_k_blo
     }
 }
 
+/* ---- one row in lanes */
+
+enum { LANES = DVM_GEMM_LANES, LV = LANES / W };
+/* Columns at a time: eight sums at once hide the latency of a multiply-add. */
+enum { LC = W == 1 ? 1 : W == 16 ? 8 : 4 };
+
+/* x[l] holds lane l of W columns. */
+DVM_INLINE vf lanes_sum(vf x[LANES]) {
+    DVM_UNROLL
+    for (int h = LANES / 2; h > 0; h /= 2) {
+        DVM_UNROLL
+        for (int l = 0; l < h; l++) x[l] = vf_add(x[l], x[l + h]);
+    }
+    return x[0];
+}
+
+/* What pads the row beyond its end makes products of -0, which change no sum. */
+DVM_INLINE void lanes_cols(const int nc, const float *a, const char *p, int64_t cs, int64_t k,
+                           float *lane, dvm_dtype t) {
+    vf acc[LC][LV];
+    int64_t i = 0;
+    DVM_UNROLL
+    for (int c = 0; c < nc; c++) {
+        DVM_UNROLL
+        for (int v = 0; v < LV; v++) acc[c][v] = vf_zero();
+    }
+    for (; i + LANES <= k; i += LANES, p += LANES * size_of(t)) {
+        DVM_UNROLL
+        for (int v = 0; v < LV; v++) {
+            vf av = vf_load(a + i + v * W);
+            DVM_UNROLL
+            for (int c = 0; c < nc; c++)
+                acc[c][v] = vf_fma(av, vf_load_t(p + c * cs + v * W * size_of(t), t), acc[c][v]);
+        }
+    }
+    DVM_UNROLL
+    for (int v = 0; v < LV; v++) {
+        int64_t have = DVM_MIN(k - i - v * W, W);
+        if (have <= 0) break;
+        vf av = vf_load(a + i + v * W);
+        DVM_UNROLL
+        for (int c = 0; c < nc; c++)
+            acc[c][v] =
+                vf_fma(av, vf_load_part(p + c * cs + v * W * size_of(t), t, have), acc[c][v]);
+    }
+    DVM_UNROLL
+    for (int c = 0; c < nc; c++) {
+        DVM_UNROLL
+        for (int v = 0; v < LV; v++) vf_store(lane + c * LANES + v * W, acc[c][v]);
+    }
+}
+DVM_INLINE void k1_lanes(const float *a, const struct dvm_k_block *b, float *c, bool first,
+                         dvm_dtype t) {
+    for (int64_t j = 0; j < b->cols; j += W) {
+        int64_t have = DVM_MIN(b->cols - j, W), i = 0;
+        float lane[W * LANES] = {0}, turned[LANES * W], old[W] = {0};
+        vf x[LANES];
+        const char *p = b->p + j * b->cs;
+        for (; i + LC <= have; i += LC)
+            lanes_cols(LC, a, p + i * b->cs, b->cs, b->rows, lane + i * LANES, t);
+        for (; i < have; i++) lanes_cols(1, a, p + i * b->cs, b->cs, b->rows, lane + i * LANES, t);
+        DVM_UNROLL
+        for (int v = 0; v < LV; v++)
+            transpose_block((uint32_t *)turned + v * W * W, W, (uint32_t *)lane + v * W, LANES);
+        DVM_UNROLL
+        for (int l = 0; l < LANES; l++) x[l] = vf_load(turned + l * W);
+        vf s = lanes_sum(x);
+        if (!first) memcpy(old, c + j, (size_t)have * 4);
+        if (!first) s = vf_add(vf_load(old), s);
+        vf_store_part(c + j, s, have);
+    }
+}
+static void lanes_k1(const float *a, const struct dvm_k_block *b, float *c, bool first) {
+    switch (b->t) {
+    case DVM_F32: k1_lanes(a, b, c, first, DVM_F32); break;
+    case DVM_BF16: k1_lanes(a, b, c, first, DVM_BF16); break;
+    default: k1_lanes(a, b, c, first, DVM_F16); break;
+    }
+}
+
+/* ku rows of one lane. Nothing is prefetched: lines of rows that are a power of two apart would drive each other out of the
+ * cache before they are used. */
+DVM_INLINE void lane_rows(const int ku, const float *a, const char *p, int64_t rs, float *lane,
+                          int64_t n, dvm_dtype t) {
+    int64_t j = 0;
+    for (; j + 2 * W <= n; j += 2 * W) {
+        vf s0 = vf_load(lane + j), s1 = vf_load(lane + j + W);
+        DVM_UNROLL
+        for (int u = 0; u < ku; u++) {
+            const char *q = p + u * LANES * rs + j * size_of(t);
+            vf av = vf_set1(a[u * LANES]);
+            s0 = vf_fma(av, vf_load_t(q, t), s0);
+            s1 = vf_fma(av, vf_load_t(q + W * size_of(t), t), s1);
+        }
+        vf_store(lane + j, s0);
+        vf_store(lane + j + W, s1);
+    }
+    for (; j < n; j += W) {
+        vf s = vf_load(lane + j);
+        for (int u = 0; u < ku; u++) {
+            const char *q = p + u * LANES * rs + j * size_of(t);
+            vf x = n - j >= W ? vf_load_t(q, t) : vf_load_part(q, t, n - j);
+            s = vf_fma(vf_set1(a[u * LANES]), x, s);
+        }
+        vf_store(lane + j, s);
+    }
+}
+/* Rows k..k + ku * LANES; one lane after the other, so that few rows are read at a time. */
+DVM_INLINE void lanes_pass(const int ku, const float *a, const struct dvm_k_block *b, int64_t k,
+                           float *lane, int64_t pitch, dvm_dtype t) {
+    for (int64_t l = 0; l < LANES; l++)
+        lane_rows(ku, a + k + l, b->p + (k + l) * b->rs, b->rs, lane + l * pitch, b->cols, t);
+}
+DVM_INLINE void n1_lanes(const float *a, const struct dvm_k_block *b, float *lane, int64_t pitch,
+                         dvm_dtype t) {
+    int64_t k = 0;
+    for (; k + 8 * LANES <= b->rows; k += 8 * LANES) lanes_pass(8, a, b, k, lane, pitch, t);
+    for (; k + 2 * LANES <= b->rows; k += 2 * LANES) lanes_pass(2, a, b, k, lane, pitch, t);
+    for (; k < b->rows; k++)
+        lane_rows(1, a + k, b->p + k * b->rs, b->rs, lane + k % LANES * pitch, b->cols, t);
+}
+static void lanes_n1(const float *a, const struct dvm_k_block *b, float *lane, int64_t pitch) {
+    switch (b->t) {
+    case DVM_F32: n1_lanes(a, b, lane, pitch, DVM_F32); break;
+    case DVM_BF16: n1_lanes(a, b, lane, pitch, DVM_BF16); break;
+    default: n1_lanes(a, b, lane, pitch, DVM_F16); break;
+    }
+}
+static void lanes_fold(float *c, int64_t n, const float *lane, int64_t pitch, bool first) {
+    for (int64_t j = 0; j < n; j += W) {
+        vf x[LANES];
+        DVM_UNROLL
+        for (int l = 0; l < LANES; l++) x[l] = vf_load(lane + l * pitch + j);
+        vf s = lanes_sum(x);
+        vf_store(c + j, first ? s : vf_add(vf_load(c + j), s));
+    }
+}
+
 /* ---- results */
 
 DVM_INLINE void store_one(char *d, dvm_dtype t, float f) {
@@ -944,6 +1082,9 @@ const struct dvm_k_gemm K_TABLE(gemm) = {
     .unpair = unpair,
     .stream_n1 = stream_n1,
     .stream_k1 = stream_k1,
+    .lanes_k1 = lanes_k1,
+    .lanes_n1 = lanes_n1,
+    .lanes_fold = lanes_fold,
     .store = store,
     .transpose = transpose,
 };
