@@ -19,7 +19,7 @@
 
 static const struct dvm_mem mem = {dvm_mem_system, NULL};
 
-static struct dvm_gemm_isa level[4];
+static struct dvm_gemm_isa level[5];
 static struct dvm_pool *pool[5];
 static int levels, pools;
 
@@ -34,6 +34,9 @@ static int setup(void **state) {
         level[levels] = level[levels - 1];
         level[levels++].dot = false;
     }
+    level[levels] = level[levels - 1]; /* tiles for either size of cache */
+    level[levels].narrow = !level[levels].narrow;
+    levels++;
     for (int i = 0; i < 4; i++)
         if (dvm_pool_create(&mem, threads[i], NULL, NULL, &pool[pools]) == DVM_OK) pools++;
     return levels > 0 && pools == 4 ? 0 : -1;

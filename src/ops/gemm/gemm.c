@@ -5,6 +5,7 @@
 #include <stdatomic.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "base/cpuflags.h"
 #include "base/err.h"
@@ -58,6 +59,15 @@ static bool dot_is_slow(const struct dvm_k_gemm *k) {
     return dot > fma;
 }
 
+/* A tile of TN columns needs about 1 MiB: its blocks of A and B, its sums, and what is fetched ahead. */
+static bool has_small_cache(void) {
+    long n = -1;
+#ifdef _SC_LEVEL2_CACHE_SIZE
+    n = sysconf(_SC_LEVEL2_CACHE_SIZE);
+#endif
+    return n > 0 && n < 1 << 20;
+}
+
 dvm_status dvm_gemm_isa(const char *isa, struct dvm_gemm_isa *out) {
     struct dvm_dev dev;
     DVM_TRY(dvm_dev_cpu(isa, &dev));
@@ -68,6 +78,7 @@ dvm_status dvm_gemm_isa(const char *isa, struct dvm_gemm_isa *out) {
 #endif
     if (out->k->bf16 && (dvm_cpu_flags() & DVM_CPU_AVX512_BF16)) out->dot = dot_behaves(out->k);
     if (out->dot) out->dot_is_slow = dot_is_slow(out->k);
+    out->narrow = has_small_cache();
     return DVM_OK;
 }
 
@@ -127,14 +138,14 @@ static bool is_shared(const struct dvm_gemm *g, const struct gemm_item *it, int6
 }
 
 /* Sizes of one product; addresses when p is not NULL. Returns the bytes. Whole rows need all columns of B at once. */
-static size_t share(const struct gemm_item *it, bool whole, bool pairs, char *p,
+static size_t share(const struct dvm_gemm *g, const struct gemm_item *it, bool pairs, char *p,
                     struct gemm_shared *s) {
     int64_t e = pairs ? 2 : 4, columns = it->depth;
     *s = (struct gemm_shared){.a_size = it->tm * DVM_GEMM_KC * e,
                               .b_size = gemm_block_b(it->tn, pairs)};
     int64_t a = it->rows * it->depth * s->a_size, b = columns * s->b_size, ranges = 0;
-    if (it->cols < 2 || a > SHARE_A) a = 0;
-    if (it->rows < 2 || b * (whole ? it->cols : 1) > SHARE_ALL - a) b = 0;
+    if (it->cols < 2 || a > SHARE_A || gemm_a_stays(g)) a = 0;
+    if (it->rows < 2 || b * (g->panel ? it->cols : 1) > SHARE_ALL - a) b = 0;
     int64_t fit = b ? (SHARE_ALL - a) / b : it->cols, groups = gemm_over(it->cols, fit);
     s->cols = gemm_over(it->cols, groups);
     b *= s->cols;
@@ -150,14 +161,13 @@ static size_t share(const struct gemm_item *it, bool whole, bool pairs, char *p,
 static size_t first_room(const struct dvm_gemm *g) {
     return g->form != DVM_GEMM_BATCH ? (size_t)gemm_up((g->ngroup + 2) * 8, 64) : 0;
 }
-static size_t shared_room(const struct dvm_gemm *g, bool pairs, int threads) {
+static size_t shared_room(const struct dvm_gemm *g, bool pairs, const struct gemm_host *h) {
     int64_t items = dvm_gemm_items(g);
     size_t most = 0;
     for (int64_t i = 0; i < (g->form == DVM_GEMM_BATCH ? DVM_MIN(items, 1) : items); i++) {
-        struct gemm_item it = dvm_gemm_item(g, i, threads);
+        struct gemm_item it = dvm_gemm_item(g, i, h);
         struct gemm_shared s;
-        size_t size =
-            is_shared(g, &it, items, threads) ? share(&it, g->panel > 0, pairs, NULL, &s) : 0;
+        size_t size = is_shared(g, &it, items, h->threads) ? share(g, &it, pairs, NULL, &s) : 0;
         most = DVM_MAX(most, size);
     }
     return most;
@@ -165,8 +175,8 @@ static size_t shared_room(const struct dvm_gemm *g, bool pairs, int threads) {
 
 size_t dvm_gemm_scratch(const struct dvm_gemm *g, const struct dvm_gemm_isa *isa, int threads) {
     bool pairs = use_pairs(g, isa);
-    return first_room(g) + shared_room(g, pairs, threads) +
-           room_of(g, pairs).total * (size_t)threads;
+    struct gemm_host h = {threads, isa->narrow};
+    return first_room(g) + shared_room(g, pairs, &h) + room_of(g, pairs).total * (size_t)threads;
 }
 
 /* ---- tiles */
@@ -198,7 +208,7 @@ static struct gemm_item item_of(const struct gemm_run *r, int64_t *t) {
     if (!r->first) {
         int64_t each = r->tiles / r->items, i = *t / each;
         *t %= each;
-        return dvm_gemm_item(r->g, i, r->threads);
+        return dvm_gemm_item(r->g, i, &r->host);
     }
     int64_t lo = 0, hi = r->items; /* first[lo] <= t < first[hi] */
     while (hi - lo > 1) {
@@ -209,7 +219,7 @@ static struct gemm_item item_of(const struct gemm_run *r, int64_t *t) {
             hi = mid;
     }
     *t -= r->first[lo];
-    return dvm_gemm_item(r->g, lo, r->threads);
+    return dvm_gemm_item(r->g, lo, &r->host);
 }
 
 static struct gemm_ws ws_of(const struct gemm_run *r, int thread) {
@@ -226,7 +236,7 @@ static int64_t ticket(struct gemm_run *r) {
 static void run_threads(struct gemm_run *r, struct dvm_pool *pool, int64_t work,
                         void (*body)(void *, int)) {
     atomic_store(&r->next, 0);
-    if (work) dvm_pool_run(pool, (int)DVM_MIN(r->threads, work), body, r);
+    if (work) dvm_pool_run(pool, (int)DVM_MIN(r->host.threads, work), body, r);
 }
 
 /* Tiles one below the other follow each other: they share columns of B. */
@@ -265,7 +275,7 @@ static void run_shared_tiles(void *arg, int thread) {
 
 static void run_shared(struct gemm_run *r, struct dvm_pool *pool, const struct gemm_item *it,
                        char *p) {
-    share(it, r->g->panel > 0, r->pairs, p, &r->share);
+    share(r->g, it, r->pairs, p, &r->share);
     r->item = it;
     r->packs_a = r->share.a ? it->rows * it->depth : 0;
     for (; r->share.col0 < it->cols; r->share.col0 += r->share.cols) {
@@ -280,8 +290,8 @@ static void run_shared(struct gemm_run *r, struct dvm_pool *pool, const struct g
 /* Shared products one after the other; the tiles of all others in one loop. */
 static void run_all(struct gemm_run *r, struct dvm_pool *pool, int64_t *first, char *p) {
     for (int64_t i = 0; i < r->items; i++) {
-        struct gemm_item it = dvm_gemm_item(r->g, i, r->threads);
-        bool shared = is_shared(r->g, &it, r->items, r->threads);
+        struct gemm_item it = dvm_gemm_item(r->g, i, &r->host);
+        bool shared = is_shared(r->g, &it, r->items, r->host.threads);
         if (!first && !shared) {
             r->tiles = r->items * gemm_tiles(r->g, &it);
             break;
@@ -305,7 +315,7 @@ dvm_status dvm_gemm_run(const struct dvm_gemm *g, const struct dvm_gemm_isa *isa
     struct gemm_run r = {.g = g,
                          .k = isa->k,
                          .pairs = pairs,
-                         .threads = threads,
+                         .host = {threads, isa->narrow},
                          .room = room_of(g, pairs),
                          .items = dvm_gemm_items(g)};
     if (r.items == 0 || g->m == 0 || g->n == 0) return DVM_OK;
@@ -314,7 +324,7 @@ dvm_status dvm_gemm_run(const struct dvm_gemm *g, const struct dvm_gemm_isa *isa
     if (!ws) ws = dvm_pool_take(pool, mem, dvm_gemm_scratch(g, isa, threads), &got);
     if (!ws) return DVM_ERR_NOMEM;
     char *shared = ws + first_room(g);
-    r.ws = shared + shared_room(g, pairs, threads);
+    r.ws = shared + shared_room(g, pairs, &r.host);
     run_all(&r, pool, g->form == DVM_GEMM_BATCH ? NULL : (int64_t *)(void *)ws, shared);
     if (!scratch) dvm_pool_give(pool, mem, ws, got);
     return DVM_OK;

@@ -22,7 +22,8 @@
  *
  * Tiles: C is cut into tiles of at most TM x TN elements or, where M or N is small enough to stream the other operand,
  * of all rows (columns) and at most TN_MAX columns (rows). The cut depends on sizes, dtypes, prologues and on which
- * strides are dense, in lanes on the number of threads too; not on addresses or ISA level. A finished tile goes to `epilogue` exactly once, hot in
+ * strides are dense, on the size of the core's cache, in lanes on the number of threads too; not on addresses. No result depends
+ * on the cut. A finished tile goes to `epilogue` exactly once, hot in
  * the cache, in no promised order and from any thread; without an epilogue it is stored to `out`. What a callback adds
  * up across tiles must be kept by tile, not by thread, if its order matters.
  *
@@ -100,6 +101,7 @@ struct dvm_gemm_isa {
     const struct dvm_k_gemm *k;
     bool dot;         /* the bf16 dot instruction is there and behaves */
     bool dot_is_slow; /* and takes longer than multiply-adds of f32, which give the same bits */
+    bool narrow;      /* the core's second-level cache is small: tiles of a quarter of TN columns */
 };
 dvm_status dvm_gemm_isa(const char *isa, struct dvm_gemm_isa *out);
 

@@ -45,6 +45,7 @@ struct step {
     bool pairs;
     int64_t strip; /* words from one strip of packed B to the next */
     const void *a, *b;
+    int64_t ars; /* floats from one row of A to the next */
     struct dvm_k_range ra, rb;
     struct ahead next;
     float *c;
@@ -54,8 +55,9 @@ struct step {
 /* Heights as even as they can be: 16 rows are 8 + 8, not 12 + 4. */
 static int64_t height(int64_t m, int64_t mr) { return gemm_over(m, gemm_over(m, mr)); }
 
-/* What the first strip of rows i.. fetches: the next rows of packed A, which the second-level cache need not hold where K is
- * long. 128 x 512 x 4096 on a Zen 3 core: 42 GF without, 67 with. A row is KC words, or half as many pairs, and so is a call. */
+/* What the first strips of rows i.. fetch: the next rows of A, which the second-level cache need not hold where K is long.
+ * 128 x 512 x 4096 on a Zen 3 core: 42 GF without, 67 with. Rows that stay where they are may lie far apart: each strip fetches
+ * one. Packed pairs are half a block of words, and so is a call: the first strip fetches them all. */
 static const char *next_rows(const void *a, int64_t row_bytes, int64_t i, int64_t h,
                              int64_t *step) {
     *step = h * 4;
@@ -67,10 +69,11 @@ static void multiply_f32(const struct dvm_k_gemm *k, struct step *t) {
     const float *a = t->a, *b = t->b;
     for (int64_t i = 0; i < t->m; i += h)
         for (int64_t j = 0; j < t->n; j += k->nr) {
-            const char *next = j || i + h >= t->m ? take(&t->next, t->kc, &jump)
-                                                  : next_rows(a, KC * 4, i, h, &jump);
-            k->f32((int)DVM_MIN(h, t->m - i), (int)DVM_MIN(k->nr, t->n - j), t->kc, a + i * KC, KC,
-                   1, b + j / k->nr * t->strip, k->nr, t->c + i * t->ldc + j, t->ldc, t->k0 == 0,
+            int64_t s = j / k->nr, row = i + h + s;
+            const char *next = s < h && row < t->m ? (jump = 4, (const char *)(a + row * t->ars))
+                                                   : take(&t->next, t->kc, &jump);
+            k->f32((int)DVM_MIN(h, t->m - i), (int)DVM_MIN(k->nr, t->n - j), t->kc, a + i * t->ars,
+                   t->ars, 1, b + s * t->strip, k->nr, t->c + i * t->ldc + j, t->ldc, t->k0 == 0,
                    next, jump);
         }
 }
@@ -96,6 +99,7 @@ static void multiply_wide(const struct dvm_k_gemm *k, const struct gemm_ws *ws, 
     for (int64_t j = 0; j < t->n; j += k->nr) {
         k->unpair(ws->y, (const uint32_t *)t->b + j / k->nr * t->strip, k->nr, pairs);
         f.a = ws->x;
+        f.ars = KC;
         f.b = ws->y;
         f.n = DVM_MIN(k->nr, t->n - j);
         f.c = t->c + j;
@@ -171,12 +175,12 @@ static struct ahead next_b(const struct gemm_run *r, const struct gemm_item *it,
                            const struct step *t) {
     const struct dvm_gemm *g = r->g;
     int64_t k0 = t->k0 + KC, c0 = t->c0;
-    if (k0 >= it->k) k0 = 0, c0 += it->tn * (g->panel ? 1 : r->threads);
+    if (k0 >= it->k) k0 = 0, c0 += it->tn * (g->panel ? 1 : r->host.threads);
     if (g->pack_b) return ahead_of(t->b, 0, 0, 0);
     if (c0 < it->n) return ahead_of_b(g, it, k0, c0);
     struct gemm_item next = {.k = 0};
     if (alone && it->batch >= 0 && it->batch + 1 < r->items)
-        next = dvm_gemm_item(g, it->batch + 1, r->threads);
+        next = dvm_gemm_item(g, it->batch + 1, &r->host);
     return next.k ? ahead_of_b(g, &next, 0, 0) : ahead_of(t->b, 0, 0, 0);
 }
 
@@ -190,9 +194,13 @@ static void multiply_tile(const struct gemm_run *r, const struct gemm_ws *ws, in
         int64_t ia = tr * it->depth + kb, ib = s ? (tc - s->col0) * it->depth + kb : 0;
         t.c = c;
         t.ldc = ldc;
-        t.a = s && s->a ? s->a + ia * s->a_size : ws->a;
+        bool stays = gemm_a_stays(r->g);
+        t.ars = stays ? r->g->a.rs / 4 : KC;
+        t.a = stays       ? it->a + t.r0 * r->g->a.rs + t.k0 * 4
+              : s && s->a ? s->a + ia * s->a_size
+                          : ws->a;
         t.b = s && s->b ? s->b + ib * s->b_size : ws->b;
-        t.ra = s && s->a ? s->ra[ia] : pack_a(r, thread, it, &t, ws->a);
+        if (!stays) t.ra = s && s->a ? s->ra[ia] : pack_a(r, thread, it, &t, ws->a);
         t.rb = s && s->b ? s->rb[ib] : pack_b(r, ws->x, thread, it, &t, ws->b);
         t.next = s && s->b ? ahead_of(t.b, 0, 0, 0) : next_b(r, it, !s, &t);
         if (!r->pairs)

@@ -17,6 +17,12 @@ enum gemm_way {
  * of two apart, all in one set of the cache. */
 enum { GEMM_STRIP_PAD = 16 };
 
+/* What tiles depend on besides the product. */
+struct gemm_host {
+    int threads;
+    bool narrow;
+};
+
 /* One product of the run: a matrix of the batch or a group. */
 struct gemm_item {
     int64_t m, n, k;
@@ -56,7 +62,7 @@ struct gemm_run {
     const struct dvm_gemm *g;
     const struct dvm_k_gemm *k;
     bool pairs; /* both operands are bf16 in memory and the dot instruction is there */
-    int threads;
+    struct gemm_host host;
     struct gemm_room room;
     char *ws; /* of the threads */
     /* A loop over tiles of all items that are not shared ... */
@@ -70,7 +76,7 @@ struct gemm_run {
 };
 
 int64_t dvm_gemm_items(const struct dvm_gemm *g);
-struct gemm_item dvm_gemm_item(const struct dvm_gemm *g, int64_t i, int threads);
+struct gemm_item dvm_gemm_item(const struct dvm_gemm *g, int64_t i, const struct gemm_host *h);
 
 /* Tile (tr, tc) of the item, or panel tr of whole rows; leaves it to dvm_gemm_finish. s may be NULL. */
 void dvm_gemm_block_tile(const struct gemm_run *r, const struct gemm_ws *ws, int thread,
@@ -96,6 +102,10 @@ DVM_INLINE int64_t gemm_batch_at(const struct dvm_gemm *g, const int64_t *bs, in
         batch /= g->bdim[d];
     }
     return at;
+}
+/* Rows of A that are contiguous f32 are read where they stand: each once for a block of B. */
+DVM_INLINE bool gemm_a_stays(const struct dvm_gemm *g) {
+    return !g->pack_a && g->a.t == DVM_F32 && g->a.cs == 4 && g->a.rs % 4 == 0;
 }
 /* Is the matrix that a row (a column) is multiplied with packed first? */
 DVM_INLINE bool gemm_staged(const struct dvm_gemm *g, enum gemm_way way) {

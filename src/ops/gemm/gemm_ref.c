@@ -74,7 +74,7 @@ dvm_status dvm_gemm_ref(const struct dvm_gemm *g, float *row) {
     if (st != DVM_OK) return st;
     int64_t items = dvm_gemm_items(g);
     for (int64_t b = 0; b < items; b++) {
-        struct gemm_item it = dvm_gemm_item(g, b, 1);
+        struct gemm_item it = dvm_gemm_item(g, b, &(struct gemm_host){.threads = 1});
         for (int64_t i = 0; i < it.m; i++)
             for (int64_t j = 0; j < it.n; j++) {
                 float sum = g->lanes ? lanes_sum(g, &it, i, j) : sum_of(g, &it, i, j);
