@@ -30,6 +30,11 @@
 #else
 #define DVM_UNROLL _Pragma("GCC unroll 16")
 #endif
+#if defined(__x86_64__)
+/* c = fma(a, b, c) for vectors of floats, c staying in its register: a compiler moves sums about when a loop has as many as there
+ * are registers. For code that has fused multiply-adds. */
+#define DVM_FMA_INTO(c, a, b) __asm__("vfmadd231ps %2, %1, %0" : "+v"(c) : "v"(a), "v"(b))
+#endif
 #if defined(__clang__)
 /* Before a loop whose arrays are the same or apart, never shifted: it may be vectorized. */
 #define DVM_ELEMENTWISE _Pragma("clang loop vectorize(assume_safety)")

@@ -10,6 +10,14 @@
 #include "base/cc.h"
 
 enum { DVM_ATTN_LANES = 16 };
+/* Floats from row to row of the tile of scores, and of packed rows of up to MAX_COLS features: a number of the code, since a
+ * loop of multiply-adds with fixed addresses needs a sixth fewer instructions. Odd multiples of 16: as a power of two it would
+ * leave most sets of the first-level cache unused. */
+enum { DVM_ATTN_MAX_COLS = 128, DVM_ATTN_PITCH = DVM_ATTN_MAX_COLS + 16 };
+
+/* Operands of a product A B, left and right. ROWS: element (i, k) of A at i * PITCH + k. COLUMNS: at k * PITCH + i. STRIP: element
+ * (k, j) of B at k * nr + j, nr of the level's matrix kernels; otherwise at k * PITCH + j. */
+enum dvm_attn_form { DVM_ATTN_ROWS_STRIP, DVM_ATTN_ROWS_ROWS, DVM_ATTN_COLUMNS_ROWS };
 
 /* Philox4x32-10: element i of the stream is word i % 4 of the block with key seed and counter (offset, i / 4); it is
  * kept if it is below `keep`. */
@@ -45,8 +53,12 @@ struct dvm_k_attn {
     float (*dot)(const float *a, const float *b, int64_t n);
     /* z[j] = weight of element first + j of the stream: kept or 0; any n */
     void (*drop)(float *z, const struct dvm_k_drop *d, uint64_t first, int64_t n);
-    /* Whether all n numbers are finite. */
-    bool (*finite)(const float *s, int64_t n);
+    /* c[i][j] = (first) or += the chain over k places, for m rows, any number, and the nr columns of a strip; rows of c are ldc
+     * apart. The same bits as the f32 of vm/k_gemm.h. NULL: that one does as well. */
+    void (*product)(enum dvm_attn_form form, int m, int64_t k, const float *a, const float *b,
+                    float *c, int64_t ldc, bool first);
+    /* Whether all numbers of `rows` rows of n are finite. */
+    bool (*finite)(const float *s, int64_t pitch, int64_t rows, int64_t n);
     /* c[j] += the chain over k of a[k * step] * b[k * bs + j] with off[k * ostep] = 0: the matrix kernels' meaning
      * without the terms that are off. */
     void (*chain)(float *c, int64_t n, const float *a, int64_t step, const uint8_t *off,

@@ -187,6 +187,36 @@ static void test_exponentials(void **state) {
     }
 }
 
+/* The products of the tile loop against the matrix kernels of the same level: forms, heights with and without whole
+ * register tiles, chains of any length. What is not a result is not touched. */
+static void test_products(void **state) {
+    enum { P = DVM_ATTN_PITCH, N = DVM_ATTN_MAX_COLS, COLS = 48 };
+    static const char *const isa[] = {"avx2", "avx512"};
+    static const int places[] = {0, 1, 3, 4, 7, 8, 30, N},
+                     rows[] = {1, 2, 5, 6, 11, 12, 13, 31, ATTN_BM};
+    static float a[N * P], b[N * P], want[N * COLS], got[N * COLS], start[N * COLS];
+    uint64_t seed = 11;
+    (void)state;
+    for (int i = 0; i < N * P; i++) a[i] = rnd(&seed), b[i] = rnd(&seed);
+    for (int i = 0; i < N * COLS; i++) start[i] = rnd(&seed);
+    for (int level = 0; level < 2; level++) {
+        struct attn_isa k;
+        if (dvm_attn_isa(isa[level], &k)) continue;
+        for (int f = 0; f < 3; f++)
+            for (unsigned i = 0; i < DVM_COUNT(places) * DVM_COUNT(rows) * 2; i++) {
+                int m = rows[i / 2 % DVM_COUNT(rows)], n = places[i / 2 / DVM_COUNT(rows)];
+                bool columns = f == DVM_ATTN_COLUMNS_ROWS, first = i % 2;
+                int64_t bs = f == DVM_ATTN_ROWS_STRIP ? k.g->nr : P;
+                memcpy(want, start, sizeof want);
+                memcpy(got, start, sizeof got);
+                k.g->f32(m, k.g->nr, n, a, columns ? 1 : P, columns ? P : 1, b, bs, want, COLS,
+                         first, NULL, 0);
+                k.k->product((enum dvm_attn_form)f, m, n, a, b, got, COLS, first);
+                assert_memory_equal(got, want, sizeof got);
+            }
+    }
+}
+
 static dvm_ctx *shared;
 static void *caller(void *arg) {
     for (int i = 0; i < 3; i++)
@@ -515,11 +545,17 @@ static void test_refusals(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_levels_and_threads), cmocka_unit_test(test_plain_tiles),
-        cmocka_unit_test(test_exponentials),       cmocka_unit_test(test_callers_at_once),
-        cmocka_unit_test(test_out_of_memory),      cmocka_unit_test(test_unseen_keys_are_not_read),
-        cmocka_unit_test(test_case_F16),           cmocka_unit_test(test_case_P7),
-        cmocka_unit_test(test_few_rows),           cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_levels_and_threads),
+        cmocka_unit_test(test_plain_tiles),
+        cmocka_unit_test(test_exponentials),
+        cmocka_unit_test(test_products),
+        cmocka_unit_test(test_callers_at_once),
+        cmocka_unit_test(test_out_of_memory),
+        cmocka_unit_test(test_unseen_keys_are_not_read),
+        cmocka_unit_test(test_case_F16),
+        cmocka_unit_test(test_case_P7),
+        cmocka_unit_test(test_few_rows),
+        cmocka_unit_test(test_refusals),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -288,7 +288,8 @@ static void zero_rest(const struct forward *f) {
 static void sizes(struct forward *f) {
     int64_t kt = f->a->d * ATTN_BN * 4, vb = attn_row_pitch(f->a->d2) * ATTN_BN * 4;
     int64_t most = DVM_MIN(MAX_TILES, (f->a->max_skv + ATTN_BN - 1) / ATTN_BN);
-    f->tiles = (int)DVM_MAX(1, DVM_MIN(most, TILE_BYTES / (kt + vb)));
+    int64_t used = kt + attn_pitch(f->a->d2) * ATTN_BN * 4; /* of vb; the rest is never touched */
+    f->tiles = (int)DVM_MAX(1, DVM_MIN(most, TILE_BYTES / used));
     f->in_place = dvm_attn_in_place(f->a);
     f->room = dvm_attn_room(f->a, false);
     f->total = f->room.total;

@@ -90,14 +90,14 @@ void dvm_attn_pack_rows(const struct attn_work *w, float *d, const struct attn_m
     for (int64_t n = 0; n < blk->heads; n++) {
         const char *p = attn_at(x, blk->b, blk->n0 + n, q->q0 + blk->i0);
         struct dvm_k_block s = rows_of(x, p, 0, blk->rows, features);
-        w->g->rows(d + n * blk->rows * pitch, pitch, pitch, 0, true, &s);
+        w->g->rows(d + n * blk->rows * pitch, pitch, attn_pitch(features), 0, true, &s);
     }
 }
 
 bool dvm_attn_finite(const struct attn_work *w, const float *d, int64_t from, int64_t to,
                      int64_t features) {
     int64_t pitch = attn_row_pitch(features);
-    return w->k->finite(d + from * pitch, (to - from) * pitch);
+    return w->k->finite(d + from * pitch, pitch, to - from, features);
 }
 
 static const char *key_at(const struct attn_work *w, const struct attn_mat *x,
@@ -135,7 +135,7 @@ void dvm_attn_pack_values(const struct attn_work *w, float *d, const struct attn
                           const struct attn_tile *t, int64_t features) {
     int64_t pitch = attn_row_pitch(features);
     struct dvm_k_block s = rows_of(x, key_at(w, x, t), 0, t->to - t->from, features);
-    w->g->rows(d + t->from * pitch, pitch, pitch, 0, true, &s);
+    w->g->rows(d + t->from * pitch, pitch, attn_pitch(features), 0, true, &s);
 }
 
 /* ---- what is seen */
@@ -237,6 +237,20 @@ static int row_groups(const struct attn_work *w, int m, struct group g[MAX_GROUP
     return n;
 }
 
+/* One strip of a product. pitch: that of operands that are rows of features. */
+static void strip(const struct attn_work *w, enum dvm_attn_form form, int64_t pitch, int m,
+                  int64_t k, const float *a, const float *b, float *c, int64_t ldc, bool first) {
+    int nr = w->g->nr;
+    if (w->k->product && pitch == DVM_ATTN_PITCH)
+        w->k->product(form, m, k, a, b, c, ldc, first);
+    else if (form == DVM_ATTN_ROWS_STRIP)
+        w->g->f32(m, nr, k, a, pitch, 1, b, nr, c, ldc, first, NULL, 0);
+    else if (form == DVM_ATTN_ROWS_ROWS)
+        w->g->f32(m, nr, k, a, ATTN_PITCH, 1, b, pitch, c, ldc, first, NULL, 0);
+    else
+        w->g->f32(m, nr, k, a, 1, ATTN_PITCH, b, pitch, c, ldc, first, NULL, 0);
+}
+
 void dvm_attn_scores(const struct attn_work *w, int m, int64_t features, const float *a,
                      const float *b, float *s) {
     struct group g[MAX_GROUPS];
@@ -248,23 +262,23 @@ void dvm_attn_scores(const struct attn_work *w, int m, int64_t features, const f
         for (int64_t j = all.from / nr * nr; j < all.to; j += nr)
             for (int i = 0; i < groups; i++)
                 if (g[i].h.from < j + nr && j < g[i].h.to)
-                    w->g->f32(g[i].rows, nr, depth, a + g[i].first * pitch + c, pitch, 1,
-                              b + c * ATTN_BN + j * depth, nr, s + g[i].first * ATTN_PITCH + j,
-                              ATTN_PITCH, c == 0, NULL, 0);
+                    strip(w, DVM_ATTN_ROWS_STRIP, pitch, g[i].rows, depth,
+                          a + g[i].first * pitch + c, b + c * ATTN_BN + j * depth,
+                          s + g[i].first * ATTN_PITCH + j, ATTN_PITCH, c == 0);
     }
 }
 
-/* c += a b: rows of a are ars apart, places of the inner dimension acs. */
-static void add_product(const struct attn_work *w, const struct group *g, int groups,
-                        const float *a, int64_t ars, int64_t acs, const float *b, float *c,
-                        int64_t features) {
+/* c += a b. Rows of the product are rows of the tile of scores, or its columns. */
+static void add_product(const struct attn_work *w, enum dvm_attn_form form, const struct group *g,
+                        int groups, const float *a, const float *b, float *c, int64_t features) {
     int nr = w->g->nr;
+    int64_t ars = form == DVM_ATTN_ROWS_ROWS ? ATTN_PITCH : 1, acs = ATTN_PITCH + 1 - ars;
     int64_t pitch = attn_pitch(features), bs = attn_row_pitch(features);
     for (int64_t f = 0; f < features; f += nr)
         for (int i = 0; i < groups; i++)
-            w->g->f32(g[i].rows, nr, g[i].h.to - g[i].h.from,
-                      a + g[i].first * ars + g[i].h.from * acs, ars, acs, b + g[i].h.from * bs + f,
-                      bs, c + g[i].first * pitch + f, pitch, false, NULL, 0);
+            strip(w, form, bs, g[i].rows, g[i].h.to - g[i].h.from,
+                  a + g[i].first * ars + g[i].h.from * acs, b + g[i].h.from * bs + f,
+                  c + g[i].first * pitch + f, pitch, false);
 }
 
 void dvm_attn_over_keys(const struct attn_work *w, int m, const float *a, const float *b,
@@ -272,7 +286,7 @@ void dvm_attn_over_keys(const struct attn_work *w, int m, const float *a, const 
     struct group g[MAX_GROUPS];
     int64_t pitch = attn_pitch(features), bs = attn_row_pitch(features);
     if (clean) {
-        add_product(w, g, row_groups(w, m, g), a, ATTN_PITCH, 1, b, c, features);
+        add_product(w, DVM_ATTN_ROWS_ROWS, g, row_groups(w, m, g), a, b, c, features);
         return;
     }
     for (int r = 0; r < m; r++) {
@@ -333,7 +347,7 @@ void dvm_attn_over_rows(const struct attn_work *w, int m, const struct attn_tile
         int keys = DVM_MIN(mr, t->to - j);
         groups = append(g, groups, j, keys, seeing(w, m, j, keys));
     }
-    add_product(w, g, groups, a, 1, ATTN_PITCH, b, c, features);
+    add_product(w, DVM_ATTN_COLUMNS_ROWS, g, groups, a, b, c, features);
 }
 
 /* ---- rows */

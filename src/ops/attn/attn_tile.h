@@ -6,8 +6,9 @@
 #define DVM_OPS_ATTN_ATTN_TILE_H
 #include "ops/attn/attn_call.h"
 
-/* Row pitches are odd multiples of 16: as powers of two they would leave most sets of the first-level cache unused. */
-enum { ATTN_PITCH = ATTN_BN + 16 }; /* of a tile of scores */
+enum { ATTN_PITCH = DVM_ATTN_PITCH }; /* of a tile of scores */
+static_assert((int)ATTN_BN == DVM_ATTN_MAX_COLS,
+              "rows of scores and rows of features have one pitch");
 
 /* Rows of one block: `heads` heads from n0 on, of each the `rows` rows from i0 on, head by head. */
 struct attn_block {
@@ -67,9 +68,12 @@ void dvm_attn_enter(struct attn_work *w, const struct attn *s, const struct attn
                     const struct attn_isa *isa, const struct attn_room *r, char *scratch);
 
 DVM_INLINE int64_t attn_up(int64_t n, int64_t step) { return (n + step - 1) / step * step; }
-/* Row pitch of sums over d features; of rows with d features as operands, left or right: zeros follow the features. */
+/* Row pitch of sums over d features; of rows with d features as operands, left or right: zeros follow the features, as many as
+ * sums have places. An odd multiple of 16, as vm/k_attn.h says. */
 DVM_INLINE int64_t attn_pitch(int64_t d) { return attn_up(DVM_MAX(d, 1), DVM_GEMM_MAX_NR); }
-DVM_INLINE int64_t attn_row_pitch(int64_t d) { return attn_pitch(d) + 16; }
+DVM_INLINE int64_t attn_row_pitch(int64_t d) {
+    return d <= DVM_ATTN_MAX_COLS ? DVM_ATTN_PITCH : attn_pitch(d) + 16;
+}
 
 /* Rows of a block. */
 void dvm_attn_pack_rows(const struct attn_work *w, float *d, const struct attn_mat *x,
