@@ -116,6 +116,9 @@ struct dvm_strip_args {
      * step bytes. opnd is then changed. */
     int64_t boxes;
     const int64_t *step;
+    /* For code that can (dvm_code.together): so many boxes of m x n, the operands of one after those of the other. They
+     * lie as far from one another as m rows. */
+    int together;
 };
 
 /* A strip compiled by a tier. Immutable, shared by threads. */
@@ -124,6 +127,7 @@ struct dvm_code {
     size_t scratch;
     const char *tier;
     bool boxes;             /* takes dvm_strip_args.boxes */
+    bool together;          /* takes dvm_strip_args.together and gains by it where memory is far */
     struct dvm_strip strip; /* owned copy */
     char refused[120];      /* by tiers that were asked before, and why; filled by their caller */
 };

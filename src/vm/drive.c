@@ -192,7 +192,7 @@ static struct needs needs_of(const struct dvm_job *j) {
 /* Vectors per fold while a column block is folded: the levels of its counter, the group being folded
  * and a row of it. */
 static int count_vectors(const struct dvm_job *j) {
-    int n = 2;
+    int n = 1 + DVM_TOGETHER;
     for (int64_t groups = ceil_div(j->s.cut, DVM_TREE_ROWS); groups > 0; groups /= 2) n++;
     return DVM_MIN(n, (int)DVM_VTREE_LEVELS);
 }
@@ -210,7 +210,7 @@ static size_t lay_slot(const struct dvm_job *j, const struct needs *n, char *bas
     if (!base) s = &measure;
     s->fault = (struct dvm_fault *)carve(base, &at, j->s.k->nphase * sizeof *s->fault);
     if (base) memset(s->fault, 0, j->s.k->nphase * sizeof *s->fault);
-    size_t opnds = (size_t)DVM_MAX(2 * n->nopnd, n->all_opnds);
+    size_t opnds = (size_t)DVM_MAX((1 + DVM_TOGETHER) * n->nopnd, n->all_opnds);
     s->opnd = (struct dvm_opnd_arg *)carve(base, &at, opnds * sizeof *s->opnd);
     s->box = base ? s->opnd + n->nopnd : NULL;
     s->param = (uint64_t *)carve(base, &at, (size_t)n->all_params * sizeof *s->param);

@@ -73,10 +73,13 @@ struct dvm_unit {
     char *scratch;               /* buffers of the block */
 };
 
+enum { DVM_TOGETHER = 4 }; /* groups of rows of a column kernel that code may take at once */
+
 /* What a thread works with. */
 struct dvm_slot {
-    struct dvm_fault *fault;         /* one per phase */
-    struct dvm_opnd_arg *opnd, *box; /* of a phase; opnd and param have room for all of them */
+    struct dvm_fault *fault; /* one per phase */
+    struct dvm_opnd_arg *opnd,
+        *box; /* of a phase; opnd and param have room for all of them, box for DVM_TOGETHER */
     uint64_t *param;
     void *code_scratch;
     char *scratch;

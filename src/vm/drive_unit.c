@@ -55,8 +55,9 @@ static void bind(const struct dvm_job *j, struct dvm_slot *s, const struct dvm_p
     for (int k = 0; k < p->nparam; k++) s->param[k] = j->l->param[p->param[k]];
 }
 
-static void run_box(const struct dvm_job *j, struct dvm_slot *s, const struct dvm_pinfo *f,
-                    const struct dvm_opnd_arg *opnd, int64_t m, int64_t n, int64_t pos) {
+static void run_boxes(const struct dvm_job *j, struct dvm_slot *s, const struct dvm_pinfo *f,
+                      const struct dvm_opnd_arg *opnd, int64_t m, int64_t n, int64_t pos,
+                      int together) {
     struct dvm_strip_args a = {.opnd = opnd,
                                .param = s->param,
                                .m = m,
@@ -66,8 +67,14 @@ static void run_box(const struct dvm_job *j, struct dvm_slot *s, const struct dv
                                .fault = &s->fault[f - j->info],
                                .stream = f->stream,
                                .far = f->far,
-                               .alias = j->l->alias};
+                               .alias = j->l->alias,
+                               .together = together};
     f->code->run(f->code, &a);
+}
+
+static void run_box(const struct dvm_job *j, struct dvm_slot *s, const struct dvm_pinfo *f,
+                    const struct dvm_opnd_arg *opnd, int64_t m, int64_t n, int64_t pos) {
+    run_boxes(j, s, f, opnd, m, n, pos, 0);
 }
 
 void dvm_unit_vec(const struct dvm_job *j, struct dvm_slot *s, const struct dvm_pinfo *f,
@@ -152,6 +159,34 @@ static void fold_group(const struct dvm_job *j, struct dvm_slot *s, const struct
     for (int i = 0; i < f->nfold; i++) dvm_vtree_push(&s->tree[i], sum[i]);
 }
 
+/* Groups of 64 rows from lo on, as many as a slot has operands for, each into new vectors of the trees: they are read
+ * together. False: some of them are not there or not in order. */
+static bool fold_groups(const struct dvm_job *j, struct dvm_slot *s, const struct dvm_pinfo *f,
+                        const struct dvm_unit *u, int64_t lo) {
+    char *sum[DVM_TOGETHER][MAX_FOLDS];
+    const int64_t rows = DVM_TOGETHER * DVM_TREE_ROWS;
+    int n = f->p->nbind;
+    if (!f->code->together || !f->far || lo + rows > u->hi || seek(j, s, f, lo) < rows)
+        return false;
+    struct dvm_opnd_arg *box = s->box;
+    for (int g = 0; g < DVM_TOGETHER; g++, box += n) {
+        for (int o = 0; g && o < n; o++) {
+            box[o] = s->box[o];
+            box[o].ptr =
+                (char *)((uintptr_t)box[o].ptr + (uintptr_t)(g * DVM_TREE_ROWS * box[o].rs));
+        }
+        for (int i = 0; i < f->nfold; i++) {
+            struct dvm_vtree *t = &s->tree[i];
+            sum[g][i] = t->spare[--t->nspare];
+            dvm_vec_bind(&f->fold[i], sum[g][i], j->s.block, false, box);
+        }
+    }
+    run_boxes(j, s, f, s->box, DVM_TREE_ROWS, u->count, lo, DVM_TOGETHER);
+    for (int g = 0; g < DVM_TOGETHER; g++)
+        for (int i = 0; i < f->nfold; i++) dvm_vtree_push(&s->tree[i], sum[g][i]);
+    return true;
+}
+
 /* Empty trees, in a slot with their vectors spare. */
 static void start_trees(const struct dvm_job *j, struct dvm_slot *s, const struct dvm_pinfo *f,
                         const struct dvm_unit *u, int nvec) {
@@ -187,8 +222,11 @@ static void fold_rows(const struct dvm_job *j, struct dvm_slot *s, const struct 
         return;
     }
     start_trees(j, s, f, u, j->nvec);
-    for (int64_t lo = u->lo; lo < u->hi; lo += DVM_TREE_ROWS)
-        fold_group(j, s, f, u, lo, DVM_MIN(lo + DVM_TREE_ROWS, u->hi));
+    for (int64_t lo = u->lo, next; lo < u->hi; lo = next) {
+        bool together = fold_groups(j, s, f, u, lo);
+        next = lo + (together ? DVM_TOGETHER : 1) * DVM_TREE_ROWS;
+        if (!together) fold_group(j, s, f, u, lo, DVM_MIN(next, u->hi));
+    }
     end_trees(s, f, false, part);
 }
 

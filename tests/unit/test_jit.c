@@ -564,6 +564,91 @@ static void test_rows_by_turns(void **state) {
     }
 }
 
+enum { BOX_ROWS = 64, BOX_COLS = 2080, BOXES = 4 };
+static char box_mem[3][BOXES * BOX_ROWS * BOX_COLS * 4], box_out[2][BOXES * 2 * BOX_COLS * 4];
+
+/* A thousand numbers again and again. */
+static void fill_boxes(int dtype) {
+    enum { NUMBERS = 997 };
+    size_t e = dvm_dtype_size((dvm_dtype)dtype), some = NUMBERS * e;
+    for (size_t i = 0; i < 2 * some; i += e) {
+        uint64_t bits = random_bits(dtype);
+        memcpy(box_mem[i / some] + i % some, &bits, e);
+    }
+    for (int which = 0; which < 2; which++)
+        for (size_t i = some; i < sizeof box_mem[0]; i += e)
+            memcpy(box_mem[which] + i, box_mem[which] + i - some, e);
+}
+
+/* Operands of a box: two inputs or the memory that is stored to, then results. */
+static void box_operands(const struct prog *p, int box, int to, struct dvm_opnd_arg *a) {
+    int in = 0, out = 0;
+    for (int o = 0; o < p->s.nopnd; o++) {
+        int64_t e = (int64_t)dvm_dtype_size((dvm_dtype)p->opnd[o].dtype), row = (p->n + 3) * e;
+        if (p->opnd[o].role == DVM_ROLE_FOLD) {
+            a[o] =
+                (struct dvm_opnd_arg){box_out[to] + (box * 2 + out++) * BOX_COLS * 4, 0, e, 0, 0};
+            continue;
+        }
+        int which = p->opnd[o].role == DVM_ROLE_STORE ? 1 + to : in++;
+        a[o] = (struct dvm_opnd_arg){box_mem[which] + box * p->m * row, row, e, 0, 0};
+    }
+}
+
+/* A column kernel's groups of rows, far from the core, four at a time. */
+static void test_boxes_by_turns(void **state) {
+    (void)state;
+    static const int16_t cols[] = {64, 128, 200, 960, 1024, 1088, 2048};
+    static const uint8_t rows[] = {1, 5, 64};
+    static const uint8_t dtypes[] = {DVM_F32, DVM_BF16, DVM_I64};
+    static struct prog p;
+    static struct dvm_opnd_arg opnd[BOXES * MAX_OPND];
+    char *scratch = aligned_alloc(64, 1 << 20);
+    int taken = 0;
+    for (int k = 0; k < 4 * 3 * 7 * 3; k++) {
+        struct dvm_code *code[2];
+        rng = (uint64_t)k + 99;
+        fold_program(&p, DVM_MODE_COL, dtypes[k / 4 % 3], k % 4);
+        p.n = cols[k / 12 % 7] / (p.opnd[0].dtype == DVM_I64 ? 2 : 1); /* room */
+        p.m = rows[k / 84 % 3];
+        fill_boxes(p.opnd[0].dtype);
+        assert_int_equal(ref.compile(&ref, &mem, &p.s, &code[0]), DVM_OK);
+        assert_int_equal(dvm_jit_compile(&mem, &p.s, best(), &code[1]), DVM_OK);
+        assert_true(code[1]->scratch <= 1 << 20);
+        memset(box_out, 0x55, sizeof box_out);
+        struct dvm_strip_args a = {.m = p.m, .n = p.n, .scratch = scratch, .far = true};
+        bool stores = k % 4 == 2;
+        if (stores) memset(box_mem[1], 0x55, 2 * sizeof box_mem[1]);
+        for (int box = 0; box < BOXES; box++) {
+            box_operands(&p, box, 0, opnd);
+            a.opnd = opnd;
+            code[0]->run(code[0], &a);
+        }
+        for (int box = 0; box < BOXES; box++) box_operands(&p, box, 1, opnd + box * p.s.nopnd);
+        memset(scratch, 0xcd, code[1]->scratch);
+        a.opnd = opnd;
+        a.together = code[1]->together ? BOXES : 0;
+        taken += a.together > 0;
+        code[1]->run(code[1], &a);
+        for (int box = 1; box < BOXES && !a.together; box++) {
+            a.opnd = opnd + box * p.s.nopnd;
+            code[1]->run(code[1], &a);
+        }
+        int dtype = p.opnd[p.s.nopnd - 1].dtype;
+        int64_t e = (int64_t)dvm_dtype_size((dvm_dtype)dtype);
+        for (int64_t i = 0; i < (int64_t)sizeof box_out[0]; i += e)
+            assert_true(same(dtype, box_out[0] + i, box_out[1] + i));
+        int stored = p.opnd[0].dtype;
+        e = (int64_t)dvm_dtype_size((dvm_dtype)stored);
+        for (int64_t i = 0; stores && i < (int64_t)sizeof box_mem[0]; i += e)
+            assert_true(same(stored, box_mem[1] + i, box_mem[2] + i));
+        ref.destroy(&ref, &mem, code[0]);
+        dvm_jit_destroy(&mem, code[1]);
+    }
+    free(scratch);
+    if (best() != DVM_JIT_NEON) assert_true(taken > 50);
+}
+
 /* ---- the rest */
 
 static void small_program(struct prog *p, uint64_t seed, int count) {
@@ -787,11 +872,12 @@ int main(void) {
     }
     if (dvm_dev_ref(&ref) != DVM_OK || dvm_dev_cpu(NULL, &tiles) != DVM_OK) return 1;
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_programs),     cmocka_unit_test(test_threads),
-        cmocka_unit_test(test_no_growth),    cmocka_unit_test(test_failing_allocations),
-        cmocka_unit_test(test_switched_off), cmocka_unit_test(test_avx2_only),
-        cmocka_unit_test(test_listing),      cmocka_unit_test(test_boxes),
-        cmocka_unit_test(test_turned),       cmocka_unit_test(test_rows_by_turns),
+        cmocka_unit_test(test_programs),       cmocka_unit_test(test_threads),
+        cmocka_unit_test(test_no_growth),      cmocka_unit_test(test_failing_allocations),
+        cmocka_unit_test(test_switched_off),   cmocka_unit_test(test_avx2_only),
+        cmocka_unit_test(test_listing),        cmocka_unit_test(test_boxes),
+        cmocka_unit_test(test_turned),         cmocka_unit_test(test_rows_by_turns),
+        cmocka_unit_test(test_boxes_by_turns),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

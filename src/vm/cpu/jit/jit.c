@@ -123,6 +123,8 @@ static dvm_status keep(const struct dvm_mem *m, const struct dvm_je *e, const st
     c->band_cols = p->acc_regs ? b->band_cols : 0;
     c->c = (struct dvm_code){.run = runs[s->mode], .tier = "jit", .strip = *s};
     c->c.boxes = s->mode == DVM_MODE_COL;
+    c->c.together = c->c.boxes && c->turns;
+    c->group = (uint16_t)(p->unroll * b->width);
     c->c.strip.lit = put(&to, s->lit, s->nlit * sizeof *s->lit);
     c->c.strip.ins = put(&to, s->ins, s->nins * sizeof *s->ins);
     c->c.strip.opnd = put(&to, s->opnd, s->nopnd * sizeof *s->opnd);
@@ -214,8 +216,13 @@ static dvm_status make(const struct dvm_mem *m, const struct dvm_strip *s, int i
     e->reg = dvm_arena_raw(b->arena, keys);
     e->slot = dvm_arena_raw(b->arena, keys * sizeof *e->slot);
     if (!e->reg || !e->slot) return DVM_ERR_NOMEM;
-    j->parts = dvm_j_frame(b, s->mode == DVM_MODE_COL ? band_bytes(b) : b->part_bytes * J_PARTS);
-    if (j->p.turns) e->turns = dvm_j_frame(b, dvm_j_turn_bytes(b));
+    if (s->mode == DVM_MODE_COL) {
+        e->turns = band_bytes(b);
+        j->parts = dvm_j_frame(b, j->p.turns ? J_TURNS * e->turns : e->turns);
+    } else {
+        j->parts = dvm_j_frame(b, b->part_bytes * J_PARTS);
+        if (j->p.turns) e->turns = dvm_j_frame(b, dvm_j_turn_bytes(b));
+    }
     return emit(e, &j->p, j->parts, &j->entry);
 }
 

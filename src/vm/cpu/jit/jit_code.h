@@ -25,6 +25,7 @@ struct dvm_jit_code {
     bool pairs;       /* stores whole vectors of bf16 */
     bool scans;       /* columns of a row are done in order */
     uint8_t width;    /* 32-bit lanes of a vector */
+    uint16_t group;   /* columns of an unrolled body */
     uint16_t nfold;
     int32_t parts, part_bytes, part_room;
     int32_t band_cols; /* COL: columns that can be done in bands of rows, or 0 */

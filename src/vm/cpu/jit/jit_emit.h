@@ -36,7 +36,7 @@ struct dvm_je {
     bool fetch;    /* what is loaded is asked for ahead of time */
     bool acc_regs; /* accumulators are in registers here */
     int32_t band;  /* COL: where accumulators of all columns wait for the next band of rows, or 0 */
-    int32_t turns; /* ROW: where those of rows that are read by turns wait */
+    int32_t turns; /* ROW: where those of rows that are read by turns wait; COL: bytes of a box's */
     int at;        /* operation being emitted */
     uint32_t free[2], lock[2];
     uint16_t owner[2][32]; /* value in a register */
@@ -66,7 +66,7 @@ struct dvm_jplan {
     bool by_unit;   /* units one after the other: fewer values are alive at once */
     bool acc_regs;  /* accumulators of the main loop are in registers */
     bool fetch;     /* ROW, COL: there is a loop that asks for memory ahead of time */
-    bool turns;     /* ROW: there is a loop that reads rows far apart by turns */
+    bool turns;     /* there is a loop that reads rows (ROW) or boxes (COL) far apart by turns */
     bool stream;    /* there is a loop with non-temporal stores */
     bool tail_only; /* every unit is done as a tail: halves the code where masks cost nothing */
     int pressure;   /* values of the body alive at once */

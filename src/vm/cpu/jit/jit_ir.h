@@ -191,17 +191,22 @@ enum {
     J_F_CONT = 56,   /* not 0: running sums (COL: accumulators) go on where the call before ended */
     J_F_KEEP = 64,   /* general registers over a helper call, 8 x 8 */
     J_F_MASK = 128,  /* AVX2: tail mask of 32-bit lanes */
-    J_F_FETCH =
-        160, /* not 0: ROW, COL: rows lie one behind the other, far from the core; ROW by turns: how often */
-    J_F_BOXES = 168,  /* COL: boxes left */
+    J_F_FETCH = 160, /* not 0: ROW, COL: rows lie one behind the other, far from the core */
+    J_F_BOXES = 168, /* COL: boxes left */
+    J_F_TURNS = 176, /* not 0: by turns; ROW: as often */
     J_F_MASK64 = 192, /* AVX2: of 64-bit lanes, low and high */
     J_F_BUF = 256,    /* helper operands and results, 4 x 128 */
     J_F_TAB = 768 /* base address of each operand, and of each that PICK moves; then the slots */
 };
 
 /* Rows by turns. dvm_strip_args.step has, for each of these, bytes for every operand and for the part record; then how
- * many rows are left when all turns are over. */
-enum { J_STEP_ON, J_STEP_BACK, J_STEP_REST, J_STEPS, J_TURNS = 4 /* rows at a time */ };
+ * many rows are left when all turns are over. Boxes by turns: then addresses of every operand of each
+ * box, of which those of results are used; the number beside J_STEP_REST, the last before, is the rows of a turn. */
+enum { J_STEP_ON, J_STEP_BACK, J_STEP_REST, J_STEPS };
+enum {
+    J_TURNS = 4,     /* rows or boxes at a time */
+    J_TURN_OPNDS = 6 /* operands at most, for all of which there are registers */
+};
 
 /* jit_build.c */
 bool dvm_j_begin(struct dvm_jb *b);

@@ -472,7 +472,7 @@ static void end_turns(struct dvm_je *e, int units) {
 /* Returns the jump behind the last row, when that was one of them. */
 static int rows_by_turns(struct dvm_je *e) {
     int units = DVM_TREE_LANES / e->b->width;
-    imm(e, G_CMP_I8, dvm_j_frame_at(J_F_FETCH), 0);
+    imm(e, G_CMP_I8, dvm_j_frame_at(J_F_TURNS), 0);
     int plain = dvm_x_jump(&e->e, X_E), top = dvm_enc_at(&e->e);
     dvm_j_label(e, "four rows by turns");
     e->acc_regs = true;
@@ -485,7 +485,7 @@ static int rows_by_turns(struct dvm_je *e) {
     dvm_x_jump_back(&e->e, X_L, turn);
     end_turns(e, units);
     next_row(e);
-    imm(e, G_DEC, dvm_j_frame_at(J_F_FETCH), 0);
+    imm(e, G_DEC, dvm_j_frame_at(J_F_TURNS), 0);
     dvm_x_jump_back(&e->e, X_NE, top);
     step_rows(e, J_STEP_REST);
     step_part(e, J_STEP_REST);
@@ -517,17 +517,18 @@ static void fold_rows(struct dvm_je *e, const struct dvm_jplan *p) {
 }
 
 /* Accumulators of the unit's columns in the band memory: whole vectors, one accumulator after the other. */
-static struct dvm_x_rm band_at(const struct dvm_je *e, int acc, int u) {
+static struct dvm_x_rm band_at(const struct dvm_je *e, int base, int acc, int u) {
     const struct dvm_jacc *a = &e->b->acc[acc];
     int vector = e->b->width * 4, scale = a->wide ? 3 : 2;
     int disp =
         e->band + e->b->band_at[acc] + u * vector * (a->wide ? 2 : 1) + (a->high ? vector : 0);
-    return dvm_x_idx(J_R_FRAME, J_R_COL, scale, disp);
+    return dvm_x_idx(base, J_R_COL, scale, disp);
 }
 
-static void move_band(struct dvm_je *e, int op, int units) {
+static void move_band(struct dvm_je *e, int base, int op, int units) {
     for (int k = 0; k < e->b->nacc; k++)
-        for (int u = 0; u < units; u++) vec(e, op, e->full, e->b->acc[k].reg[u], band_at(e, k, u));
+        for (int u = 0; u < units; u++)
+            vec(e, op, e->full, e->b->acc[k].reg[u], band_at(e, base, k, u));
 }
 
 static void start_group(struct dvm_je *e, int units) {
@@ -537,7 +538,7 @@ static void start_group(struct dvm_je *e, int units) {
     }
     imm(e, G_CMP_I8, dvm_j_frame_at(J_F_CONT), 0);
     int first = dvm_x_jump(&e->e, X_E);
-    move_band(e, X_VMOVUPS, units);
+    move_band(e, J_R_FRAME, X_VMOVUPS, units);
     int done = dvm_x_jump(&e->e, X_ALWAYS);
     dvm_x_land(&e->e, first);
     start_accs(e, units);
@@ -549,7 +550,7 @@ static void end_group(struct dvm_je *e, int units) {
     if (e->band) {
         imm(e, G_CMP_I8, dvm_j_frame_at(J_F_MORE), 0);
         int last = dvm_x_jump(&e->e, X_E);
-        move_band(e, X_VMOVUPS_ST, units);
+        move_band(e, J_R_FRAME, X_VMOVUPS_ST, units);
         done = dvm_x_jump(&e->e, X_ALWAYS);
         dvm_x_land(&e->e, last);
     }
@@ -625,7 +626,100 @@ static void next_box(struct dvm_je *e) {
     }
 }
 
+/* ---- boxes far apart, by turns: as rows are, a row of a group of columns of each box. Sums of columns of 64 MiB went from
+ * 6.7 to 5.0 ms (f32) and from 10 to 6.5 (bf16). The accumulators of box k wait behind rsi = frame + k * e->turns. */
+
+static void next_waiting(struct dvm_je *e, int top) {
+    imm(e, G_ADD_I, dvm_x_reg(J_R_ROW), e->turns);
+    gpr(e, G_LEA, X_RAX, dvm_x_mem(J_R_FRAME, J_TURNS * e->turns));
+    gpr(e, G_CMP, J_R_ROW, dvm_x_reg(X_RAX));
+    dvm_x_jump_back(&e->e, X_L, top);
+}
+
+static void next_group(struct dvm_je *e, int units, int top) {
+    add_imm(e, dvm_x_reg(J_R_COL), units * e->b->width);
+    gpr(e, G_CMP, J_R_COL, dvm_j_frame_at(J_F_N));
+    dvm_x_jump_back(&e->e, X_L, top);
+}
+
+static int first_column(struct dvm_je *e) {
+    dvm_x_gpr(&e->e, G_XOR, false, J_R_COL, dvm_x_reg(J_R_COL), 0);
+    return dvm_enc_at(&e->e);
+}
+
+static void start_boxes(struct dvm_je *e, int units) {
+    start_accs(e, units);
+    gpr(e, G_MOV, J_R_ROW, dvm_x_reg(J_R_FRAME));
+    int box = dvm_enc_at(&e->e), group = first_column(e);
+    move_band(e, J_R_ROW, X_VMOVUPS_ST, units);
+    next_group(e, units, group);
+    next_waiting(e, box);
+}
+
+static void fold_boxes(struct dvm_je *e, int units) {
+    int row = dvm_enc_at(&e->e), group = first_column(e);
+    gpr(e, G_MOV, J_R_ROW, dvm_x_reg(J_R_FRAME));
+    dvm_x_align(&e->e, 32);
+    int box = dvm_enc_at(&e->e);
+    move_band(e, J_R_ROW, X_VMOVUPS, units);
+    body(e, units);
+    move_band(e, J_R_ROW, X_VMOVUPS_ST, units);
+    step_rows(e, J_STEP_ON);
+    next_waiting(e, box);
+    step_rows(e, J_STEP_BACK);
+    next_group(e, units, group);
+    next_row(e);
+    imm(e, G_DEC, dvm_j_frame_at(J_F_ROWS), 0);
+    dvm_x_jump_back(&e->e, X_NE, row);
+}
+
+/* Addresses of a box's results, which stand in the call's numbers behind the steps. */
+static void load_results(struct dvm_je *e) {
+    int at = load_steps(e, J_STEP_REST);
+    gpr(e, G_MOV, X_R11, dvm_j_frame_at(J_F_REM));
+    gpr(e, G_ADD, X_R11, dvm_x_reg(X_RAX));
+    imm(e, G_ADD_I, dvm_j_frame_at(J_F_REM), 8 * e->b->s->nopnd);
+    for (int o = 0; o < e->b->s->nopnd; o++) {
+        if (e->b->s->opnd[o].role != DVM_ROLE_FOLD) continue;
+        int r = e->base[o] >= 0 ? e->base[o] : X_RAX;
+        gpr(e, G_MOV, r, dvm_x_mem(X_R11, at + 8 * o));
+        if (e->base[o] < 0) gpr(e, G_MOV_ST, r, dvm_j_frame_at(J_F_TAB + 8 * o));
+    }
+}
+
+static void end_boxes(struct dvm_je *e, int units) {
+    dvm_x_gpr(&e->e, G_MOV_I, true, 0, dvm_j_frame_at(J_F_REM), 0);
+    gpr(e, G_MOV, J_R_ROW, dvm_x_reg(J_R_FRAME));
+    int box = dvm_enc_at(&e->e);
+    load_results(e);
+    int group = first_column(e);
+    move_band(e, J_R_ROW, X_VMOVUPS, units);
+    e->unroll = units;
+    if (is_paired(e, units)) dvm_j_unpair(e, units);
+    dvm_j_emit(e, J_END);
+    next_group(e, units, group);
+    next_waiting(e, box);
+}
+
+/* Returns the jump to the end. */
+static int boxes_by_turns(struct dvm_je *e, const struct dvm_jplan *p) {
+    imm(e, G_CMP_I8, dvm_j_frame_at(J_F_TURNS), 0);
+    int plain = dvm_x_jump(&e->e, X_E);
+    dvm_j_label(e, "four boxes by turns");
+    start_box(e);
+    e->acc_regs = true;
+    start_boxes(e, p->unroll);
+    fold_boxes(e, p->unroll);
+    end_boxes(e, p->unroll);
+    e->acc_regs = false;
+    e->unroll = 1;
+    int done = dvm_x_jump(&e->e, X_ALWAYS);
+    dvm_x_land(&e->e, plain);
+    return done;
+}
+
 static void column_boxes(struct dvm_je *e, const struct dvm_jplan *p) {
+    int none = p->turns ? boxes_by_turns(e, p) : 0;
     gpr(e, G_MOV, X_RAX, ARG(boxes));
     gpr(e, G_MOV_ST, X_RAX, dvm_j_frame_at(J_F_BOXES));
     int top = dvm_enc_at(&e->e);
@@ -637,6 +731,7 @@ static void column_boxes(struct dvm_je *e, const struct dvm_jplan *p) {
     next_box(e);
     dvm_x_jump_back(&e->e, X_ALWAYS, top);
     dvm_x_land(&e->e, out);
+    if (none) dvm_x_land(&e->e, none);
 }
 
 /* Behind the function. Slots that were given back may be in use where a routine is called. */

@@ -13,7 +13,6 @@ enum {
     ROW_BODY = 200,
     COL_BODY =
         64, /* eight units hide the latency of an addition, which longer bodies do themselves */
-    MOST_IN_TURN = 6, /* operands, for all of which there are registers */
     FETCH_BODY = 12,  /* of one unit: the same for reductions */
     STREAM_BODY = 64, /* of one unit: longer bodies do not wait for memory */
     COLD_BODY = 128,  /* the same of all units */
@@ -79,13 +78,15 @@ static int map_units(const struct dvm_je *e, const int most[2]) {
     return 1;
 }
 
-/* Nothing is per row, and accumulators wait as they are. */
+/* Nothing is per row or box, and accumulators wait as they are. */
 static bool can_take_turns(const struct dvm_jb *b) {
+    bool col = b->s->mode == DVM_MODE_COL;
     for (int k = 0; k < b->nacc; k++)
-        if (!b->acc[k].ident) return false;
+        if (!b->acc[k].ident || (col && b->acc[k].wide)) return false;
     for (int o = 0; o < b->s->nopnd; o++)
-        if (b->s->opnd[o].role == DVM_ROLE_IOTA) return false;
-    return b->nacc > 0 && b->s->nopnd <= MOST_IN_TURN && !b->list[J_ROW].n;
+        if (b->s->opnd[o].role == DVM_ROLE_IOTA || (col && b->s->opnd[o].kind != DVM_OPND_CONTIG))
+            return false;
+    return b->nacc > 0 && b->s->nopnd <= J_TURN_OPNDS && !b->list[J_ROW].n;
 }
 
 static void plan_units(struct dvm_je *e, struct dvm_jplan *p) {
@@ -120,6 +121,8 @@ static void plan_units(struct dvm_je *e, struct dvm_jplan *p) {
         int body = u == 8 ? COL_BODY : u == 1 ? INT32_MAX : ROW_BODY;
         if (u * n > body || !place_units(e, p, u, most, DVM_MIN(most_hoisted(b), 4))) continue;
         p->narrow = u == 8 ? 4 : 0;
+        p->turns = p->fetch && p->acc_regs && can_take_turns(b);
+        p->fetch &= !p->turns || b->pairs;
         return;
     }
 }

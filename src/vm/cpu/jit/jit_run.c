@@ -323,7 +323,7 @@ static bool rows_are_one(const struct dvm_jit_code *c, const args *a) {
 /* The code's rows by turns; a longer row is as many as it has blocks. */
 static void call_by_turns(const struct dvm_jit_code *c, const args *a) {
     int nopnd = c->c.strip.nopnd;
-    int64_t step[J_STEPS * (DVM_STRIP_MAX_OPND + 1) + 1], *s = step;
+    int64_t step[J_STEPS * (J_TURN_OPNDS + 1) + 1], *s = step;
     args sub;
     struct dvm_opnd_arg *opnd = sub_box(c, a, &sub, 0, 0);
     for (int o = 0; o < nopnd && a->n > DVM_TREE_BLOCK; o++)
@@ -338,9 +338,9 @@ static void call_by_turns(const struct dvm_jit_code *c, const args *a) {
     }
     *s = sub.m - J_TURNS * turns;
     sub.step = step;
-    set(a, J_F_FETCH, turns);
+    set(a, J_F_TURNS, turns);
     c->fn(&sub, 0);
-    set(a, J_F_FETCH, 0);
+    set(a, J_F_TURNS, 0);
 }
 
 /* Rows whose parts there is room for. */
@@ -420,7 +420,7 @@ static bool one_behind_the_other(const struct dvm_jit_code *c, const args *a) {
 void dvm_jit_run_row(const struct dvm_code *code, const args *a) {
     const struct dvm_jit_code *c = code_of(code);
     if (a->m <= 0) return;
-    if (c->turns) set(a, J_F_FETCH, 0);
+    if (c->turns) set(a, J_F_TURNS, 0);
     if (c->fetch) set(a, J_F_FETCH, a->m * a->n > J_FAR_BYTES / 4 && one_behind_the_other(c, a));
     if (a->n <= 0)
         write_identities(c, a);
@@ -510,9 +510,52 @@ static void one_box(const struct dvm_jit_code *c, const args *a) {
     }
 }
 
+/* Columns that the loop over boxes by turns takes. */
+static bool box_turns(const struct dvm_jit_code *c, const args *a) {
+    return c->turns && a->far && a->together == J_TURNS && a->m > 0 && a->n > 0 &&
+           a->n % c->group == 0 && !any_staged(c, a);
+}
+
+static void four_boxes(const struct dvm_jit_code *c, const args *a) {
+    int nopnd = c->c.strip.nopnd;
+    int64_t table[J_STEP_REST * (J_TURN_OPNDS + 1) + J_TURNS * J_TURN_OPNDS], *at = table;
+    for (int k = J_STEP_ON; k <= J_STEP_BACK; k++, *at++ = 0)
+        for (int o = 0; o < nopnd; o++) {
+            bool fold = c->c.strip.opnd[o].role == DVM_ROLE_FOLD;
+            int64_t on = fold ? 0 : a->opnd[nopnd + o].ptr - a->opnd[o].ptr;
+            *at++ = k == J_STEP_ON ? on : -J_TURNS * on;
+        }
+    set(a, J_F_TURNS, 1);
+    for (int64_t j = 0; j < a->n; j += c->band_cols) {
+        args sub;
+        for (int k = 0; k < J_TURNS * nopnd; k++)
+            at[k] = (int64_t)((uintptr_t)a->opnd[k].ptr + (uintptr_t)(j * a->opnd[k % nopnd].cs));
+        sub_box(c, a, &sub, 0, j);
+        sub.n = DVM_MIN(c->band_cols, a->n - j);
+        sub.step = table;
+        c->fn(&sub, 0);
+    }
+    set(a, J_F_TURNS, 0);
+}
+
+/* Boxes whose operands stand one after the other. */
+static void run_together(const struct dvm_jit_code *c, const args *a) {
+    args one = *a;
+    if (box_turns(c, a)) {
+        four_boxes(c, a);
+        return;
+    }
+    for (int k = 0; k < a->together; k++, one.opnd += c->c.strip.nopnd) one_box(c, &one);
+}
+
 void dvm_jit_run_col(const struct dvm_code *code, const args *a) {
     const struct dvm_jit_code *c = code_of(code);
     args one;
+    if (c->turns) set(a, J_F_TURNS, 0);
+    if (a->together) {
+        run_together(c, a);
+        return;
+    }
     if (DVM_LIKELY(is_small(c, a))) {
         bool far = a->m * a->n * DVM_MAX(a->boxes, 1) > J_FAR_BYTES / 4;
         if (c->fetch) set(a, J_F_FETCH, far && one_behind_the_other(c, a));
@@ -523,9 +566,10 @@ void dvm_jit_run_col(const struct dvm_code *code, const args *a) {
         one_box(c, a);
         return;
     }
+    int64_t left = a->boxes;
     one = *a;
     one.boxes = 1;
-    for (int64_t left = a->boxes;; left--) {
+    for (;; left--) {
         one_box(c, &one);
         if (left == 1) return;
         struct dvm_opnd_arg *opnd = (struct dvm_opnd_arg *)(uintptr_t)a->opnd; /* ours to change */
