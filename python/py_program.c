@@ -5,11 +5,15 @@
  *   RUN    a kernel on values; no Python object is made
  *   CALL   a Python callable on values, numbers and constants: an operator of torch, a view
  *   EMPTY  a new tensor, for a value that outlives the call
+ *   VIEW   a tensor as other sizes and strides, for CALLs that only read it
  *
  * Values are objects (arguments, results of CALL and EMPTY) or buffers. Buffers live in an arena, one block of memory
  * per call in which each has its place for as long as it is needed. Kernels see a buffer as an address. Where a CALL
  * needs it as a tensor, one is made over the arena and kept; so are views of buffers, which are therefore free from
  * the second call on.
+ *
+ * So are VIEWs of everything else, but they own no memory: one is made again when what it shows has moved. A weight
+ * stays where it is, so its transpose is made once.
  *
  * Sizes that depend on the arguments form the key of a record: the numbers computed from them, the places of the
  * buffers, and the kept tensors. A program keeps the newest RECORDS of them. Arenas are shared by all programs: a call
@@ -23,7 +27,7 @@
 
 enum { RECORDS = 16, ARENAS = 4, ALIGN = 64 };
 
-enum op { OP_RUN, OP_CALL, OP_EMPTY };
+enum op { OP_RUN, OP_CALL, OP_EMPTY, OP_VIEW };
 enum ref_kind { REF_VALUE, REF_SIZE, REF_NUMBER, REF_ARGUMENT };
 
 /* An argument of a kernel: a value, or a scalar (a computed size, a constant, a number among the arguments). */
@@ -44,15 +48,26 @@ struct buffer {
     struct dim dim[2 * DVM_MAX_RANK]; /* sizes, strides */
 };
 
+/* A VIEW; sizes, strides and offset in elements, and the strides that its operand shall have. */
+struct view {
+    int base, rank, base_rank;
+    struct dim dim[3 * DVM_MAX_RANK + 1];
+};
+
+enum { VIEW_NUMBERS = 3 * DVM_MAX_RANK + 1 };
+
 struct step {
     uint8_t op;
     bool kept;       /* the result of a CALL belongs to the record */
     bool fixed;      /* so do all its arguments */
+    bool named;      /* so do all its arguments by name */
     int result;      /* value, or -1 */
+    int view;        /* of a VIEW */
     int ndrop, nref; /* drop, ref: slices of the program's tables */
     int *drop;       /* objects that are not needed after this step */
     struct ref *ref;
-    PyObject *fn, *args, *kwargs; /* RUN: fn is the Kernel; EMPTY: args are sizes, strides, dtype */
+    PyObject *fn, *args, *kwargs; /* RUN: fn is the Kernel; EMPTY: args are sizes, strides, dtype;
+                                     VIEW: what it is a view of, and struct view */
 };
 
 struct source { /* where a number of the key comes from */
@@ -70,6 +85,8 @@ struct record {
     size_t *offset;
     size_t planned, naive;
     uint64_t serial;           /* arena that `kept` and the addresses in `arg` belong to */
+    int64_t *layout;           /* of views: VIEW_NUMBERS each */
+    const void **shown;        /* memory that the kept tensors of views show */
     PyObject **kept;           /* by value */
     PyObject **args, **kwargs; /* by step: of EMPTY, and of a CALL when they are fixed */
 };
@@ -89,15 +106,16 @@ struct frame {
 
 struct program {
     PyObject ob_base;
-    int nvalue, ninput, nbuffer, nstep, nsource, nsize, ndesc, maxarg;
+    int nvalue, ninput, nbuffer, nstep, nsource, nsize, ndesc, maxarg, nview;
     int *buffer_of, *desc_of; /* by value, or -1 */
     bool *written;            /* by value: a kernel writes it */
     struct buffer *buffer;
     struct step *step;
+    struct view *view_of;
     struct source *source;
     PyObject *result, *sizes;
     PyTypeObject *slot_type, *size_type;
-    PyObject *new_arena, *typed, *view, *empty;
+    PyObject *new_arena, *typed, *view, *empty, *laid_out;
     struct record *records;
     struct frame *spare;
     void *tables[16]; /* owned blocks */
@@ -169,6 +187,7 @@ PyObject *pydvm_release_arenas(PyObject *self, PyObject *unused) {
 
 static void drop_kept(const struct program *p, struct record *r) {
     for (int i = 0; i < p->nvalue; i++) Py_CLEAR(r->kept[i]);
+    for (int i = 0; i < p->nview; i++) r->shown[i] = NULL;
     for (int i = 0; i < p->nstep; i++) {
         Py_CLEAR(r->args[i]);
         Py_CLEAR(r->kwargs[i]);
@@ -188,10 +207,12 @@ static void *cut(char **at, size_t n, size_t size) {
 }
 
 static struct record *record_alloc(const struct program *p) {
-    const size_t nb = (size_t)p->nbuffer, nv = (size_t)p->nvalue, ns = (size_t)p->nstep;
+    const size_t nb = (size_t)p->nbuffer, nv = (size_t)p->nvalue, ns = (size_t)p->nstep,
+                 nw = (size_t)p->nview;
     const size_t total = sizeof(struct record) + (size_t)p->nsize * 8 + nb * sizeof(dvm_arg) +
                          nb * 2 * DVM_MAX_RANK * 8 + nb * sizeof(size_t) +
-                         (nv + 2 * ns) * sizeof(PyObject *) + 8 * 16;
+                         nw * (VIEW_NUMBERS * 8 + sizeof(void *)) +
+                         (nv + 2 * ns) * sizeof(PyObject *) + 10 * 16;
     char *block = PyMem_Calloc(1, total), *at = block;
     if (!block) return (struct record *)PyErr_NoMemory();
     struct record *r = cut(&at, 1, sizeof *r);
@@ -199,6 +220,8 @@ static struct record *record_alloc(const struct program *p) {
     r->arg = cut(&at, nb, sizeof(dvm_arg));
     r->dims = cut(&at, nb * 2 * DVM_MAX_RANK, 8);
     r->offset = cut(&at, nb, sizeof(size_t));
+    r->layout = cut(&at, nw * VIEW_NUMBERS, 8);
+    r->shown = cut(&at, nw, sizeof(void *));
     r->kept = cut(&at, nv, sizeof(PyObject *));
     r->args = cut(&at, ns, sizeof(PyObject *));
     r->kwargs = cut(&at, ns, sizeof(PyObject *));
@@ -287,9 +310,18 @@ static bool place_buffers(const struct program *p, struct record *r) {
     return ok;
 }
 
+static void describe_views(const struct program *p, struct record *r) {
+    for (int i = 0; i < p->nview; i++)
+        for (int n = 0; n < VIEW_NUMBERS; n++)
+            r->layout[i * VIEW_NUMBERS + n] = dim_value(r, p->view_of[i].dim[n]);
+}
+
 static struct record *record_new(const struct program *p, const int64_t *key) {
     struct record *r = record_alloc(p);
-    if (r && compute_sizes(p, r, key) && place_buffers(p, r)) return r;
+    if (r && compute_sizes(p, r, key) && place_buffers(p, r)) {
+        describe_views(p, r);
+        return r;
+    }
     record_free(p, r);
     return NULL;
 }
@@ -469,13 +501,41 @@ static PyObject *filled_dict(struct call *c, PyObject *t) {
     return out;
 }
 
+/* A view for those that read it in this call. One whose operand is not laid out as torch foretold shows a copy that
+ * is. */
+static bool step_view(struct call *c, const struct step *s) {
+    PyObject **kept = &c->r->kept[s->result];
+    const struct view *v = &c->p->view_of[s->view];
+    const int64_t *n = c->r->layout + (ptrdiff_t)s->view * VIEW_NUMBERS;
+    PyObject *base = object_of(c, v->base);
+    if (!base) return false;
+    if (!s->kept) {
+        const struct layout want = {v->rank,          v->base_rank,         n,
+                                    n + DVM_MAX_RANK, n + 2 * DVM_MAX_RANK, n[VIEW_NUMBERS - 1]};
+        const int done = pydvm_show(base, &want, &c->r->shown[s->view], kept);
+        if (done) return done > 0;
+    } else if (*kept)
+        return true;
+    PyObject *size = size_tuple(n, v->rank), *stride = size_tuple(n + DVM_MAX_RANK, v->rank),
+             *before = size_tuple(n + 2 * DVM_MAX_RANK, v->base_rank), *out = NULL;
+    if (size && stride && before)
+        out = PyObject_CallFunction(c->p->laid_out, "OOOLO", base, size, stride,
+                                    (long long)n[VIEW_NUMBERS - 1], before);
+    Py_XDECREF(size);
+    Py_XDECREF(stride);
+    Py_XDECREF(before);
+    if (s->kept)
+        *kept = out;
+    else
+        c->f->obj[s->result] = out;
+    return out != NULL;
+}
+
 static bool step_call(struct call *c, const struct step *s) {
     if (s->kept && c->r->kept[s->result]) return true;
     PyObject *none[2] = {0}, **args = none, **kwargs = none + 1, *out = NULL;
-    if (s->fixed) {
-        args = &c->r->args[s - c->p->step];
-        kwargs = &c->r->kwargs[s - c->p->step];
-    }
+    if (s->fixed) args = &c->r->args[s - c->p->step];
+    if (s->named) kwargs = &c->r->kwargs[s - c->p->step];
     if (!*args) *args = filled(c, s->args);
     if (*args && s->kwargs && !*kwargs) *kwargs = filled_dict(c, s->kwargs);
     if (*args && (!s->kwargs || *kwargs)) out = PyObject_Call(s->fn, *args, *kwargs);
@@ -606,6 +666,7 @@ static PyObject *run_frame(struct program *p, struct frame *f) {
         switch (s->op) {
         case OP_RUN: ok = step_run(&c, s); break;
         case OP_CALL: ok = step_call(&c, s); break;
+        case OP_VIEW: ok = step_view(&c, s); break;
         default: ok = step_empty(&c, s); break;
         }
         for (int d = 0; d < s->ndrop; d++) forget(p, c.f, s->drop[d]);
@@ -739,7 +800,36 @@ static bool read_run(struct program *p, struct step *s) {
     return true;
 }
 
-/* (op, fn, args, kwargs or None, result, fixed: 1 arguments, 2 the result too, drops) */
+static bool read_dims(const struct program *p, PyObject *o, struct dim *d, int *rank) {
+    const Py_ssize_t n = PyTuple_Check(o) ? PyTuple_Size(o) : -1;
+    if (n < 0 || n > DVM_MAX_RANK) {
+        pydvm_fail(DVM_ERR_ARG, "Program: a view is not well formed");
+        return false;
+    }
+    *rank = (int)n;
+    for (Py_ssize_t i = 0; i < n; i++)
+        if (!read_dim(p, PyTuple_GetItem(o, i), &d[i])) return false;
+    return true;
+}
+
+/* (value, sizes, strides, offset, strides of the value) */
+static bool read_view(struct program *p, struct step *s) {
+    s->view = p->nview;
+    struct view *v = &p->view_of[p->nview++];
+    for (int i = 0; i < VIEW_NUMBERS; i++) v->dim[i].size = -1;
+    PyObject *base, *size, *stride, *offset, *before;
+    int rank;
+    if (!PyArg_ParseTuple(s->args, "OOOOO", &base, &size, &stride, &offset, &before) ||
+        (v->base = number_in(base, 0, p->nvalue)) < 0 || !read_dims(p, size, v->dim, &v->rank) ||
+        !read_dims(p, stride, v->dim + DVM_MAX_RANK, &rank) ||
+        !read_dims(p, before, v->dim + 2 * DVM_MAX_RANK, &v->base_rank))
+        return false;
+    if (rank == v->rank) return read_dim(p, offset, &v->dim[VIEW_NUMBERS - 1]);
+    pydvm_fail(DVM_ERR_ARG, "Program: a view is not well formed");
+    return false;
+}
+
+/* (op, fn, args, kwargs or None, result, bits: 1 arguments are fixed, 2 those by name, 4 the result too, drops) */
 static bool read_step(struct program *p, PyObject *o, struct step *s, int **drops,
                       struct ref **refs) {
     PyObject *fn, *args, *kwargs, *drop;
@@ -747,14 +837,15 @@ static bool read_step(struct program *p, PyObject *o, struct step *s, int **drop
     if (!PyArg_ParseTuple(o, "iOO!OiiO!", &op, &fn, &PyTuple_Type, &args, &kwargs, &s->result,
                           &fixed, &PyTuple_Type, &drop))
         return false;
-    if (op < OP_RUN || op > OP_EMPTY || s->result < -1 || s->result >= p->nvalue || fixed < 0 ||
-        fixed > 2 || (s->result < 0 && (op == OP_EMPTY || fixed == 2))) {
+    if (op < OP_RUN || op > OP_VIEW || s->result < -1 || s->result >= p->nvalue || fixed < 0 ||
+        fixed > 7 || (s->result < 0 && (op == OP_EMPTY || op == OP_VIEW || fixed & 4))) {
         pydvm_fail(DVM_ERR_ARG, "Program: a step is not well formed");
         return false;
     }
     s->op = (uint8_t)op;
-    s->fixed = fixed > 0;
-    s->kept = fixed == 2;
+    s->fixed = fixed & 1;
+    s->named = fixed & 2;
+    s->kept = fixed & 4;
     s->fn = Py_NewRef(fn);
     s->args = Py_NewRef(args);
     s->kwargs = kwargs == Py_None ? NULL : Py_NewRef(kwargs);
@@ -764,6 +855,7 @@ static bool read_step(struct program *p, PyObject *o, struct step *s, int **drop
     for (int i = 0; i < s->ndrop; i++)
         if ((s->drop[i] = number_in(PyTuple_GetItem(drop, i), 0, p->nvalue)) < 0) return false;
     if (op == OP_RUN && !read_run(p, s)) return false;
+    if (op == OP_VIEW && !read_view(p, s)) return false;
     *drops += s->ndrop;
     *refs += s->nref;
     return true;
@@ -779,7 +871,8 @@ static bool read_steps(struct program *p, PyObject *steps) {
     int *drops = table(p, p->nvalue, sizeof *drops); /* each value is dropped once at most */
     struct ref *refs = table(p, nref, sizeof *refs);
     p->step = table(p, p->nstep, sizeof *p->step);
-    if (!drops || !refs || !p->step) return false;
+    p->view_of = table(p, p->nstep, sizeof *p->view_of);
+    if (!drops || !refs || !p->step || !p->view_of) return false;
     Py_ssize_t ndrop = 0;
     for (int i = 0; i < p->nstep; i++) {
         PyObject *s = item(steps, i);
@@ -831,15 +924,17 @@ static PyObject *program_new(PyTypeObject *type, PyObject *args, PyObject *kw) {
     p->nstep = (int)PyList_Size(steps);
     p->nsource = (int)PyList_Size(sources);
     if (p->ninput < 0 || p->nvalue < p->ninput || p->nsize < p->nsource ||
-        !PyArg_ParseTuple(runtime, "OOOO", &p->new_arena, &p->typed, &p->view, &p->empty)) {
+        !PyArg_ParseTuple(runtime, "OOOOO", &p->new_arena, &p->typed, &p->view, &p->empty,
+                          &p->laid_out)) {
         if (!PyErr_Occurred()) pydvm_fail(DVM_ERR_ARG, "Program: counts do not fit");
-        p->new_arena = p->typed = p->view = p->empty = NULL;
+        p->new_arena = p->typed = p->view = p->empty = p->laid_out = NULL;
         goto fail;
     }
     Py_INCREF(p->new_arena);
     Py_INCREF(p->typed);
     Py_INCREF(p->view);
     Py_INCREF(p->empty);
+    Py_INCREF(p->laid_out);
     p->slot_type = (PyTypeObject *)Py_NewRef(slot);
     p->size_type = (PyTypeObject *)Py_NewRef(size);
     p->sizes = Py_NewRef(sizes);
@@ -876,6 +971,7 @@ static int program_traverse(PyObject *o, visitproc visit, void *arg) {
     Py_VISIT(p->typed);
     Py_VISIT(p->view);
     Py_VISIT(p->empty);
+    Py_VISIT(p->laid_out);
     return 0;
 }
 
@@ -899,6 +995,7 @@ static int program_clear(PyObject *o) {
     Py_CLEAR(p->typed);
     Py_CLEAR(p->view);
     Py_CLEAR(p->empty);
+    Py_CLEAR(p->laid_out);
     return 0;
 }
 

@@ -10,6 +10,7 @@
 #include "pydvm.h"
 
 #include <math.h>
+#include <stdlib.h>
 #include <string.h>
 #include "dlpack.h"
 
@@ -570,6 +571,65 @@ void pydvm_tensor_done(struct tensor *t) {
     if (t->has_buf) PyBuffer_Release(&t->buf);
     Py_CLEAR(t->owner);
     t->has_buf = false;
+}
+
+/* ---- views that own nothing ---- */
+
+struct shown {
+    DLManagedTensorVersioned tensor;
+    int64_t numbers[2 * DVM_MAX_RANK];
+};
+
+/* The C library's memory: torch may let go of a tensor without the GIL. */
+static void shown_free(DLManagedTensorVersioned *t) { free(t->manager_ctx); }
+
+static bool has_strides(const DLTensor *d, const struct layout *want) {
+    bool same = true;
+    if (d->ndim != want->base_rank) return false;
+    for (int i = 0; i < d->ndim; i++) {
+        if (d->shape[i] == 0) return true; /* says nothing */
+        same &= d->shape[i] == 1 || d->strides[i] == want->base_stride[i];
+    }
+    return same;
+}
+
+static PyObject *show(const DLPackExchangeAPI *api, const DLTensor *d, const struct layout *want,
+                      void *data) {
+    struct shown *s = malloc(sizeof *s);
+    if (!s) return PyErr_NoMemory();
+    memcpy(s->numbers, want->size, (size_t)want->rank * 8);
+    memcpy(s->numbers + DVM_MAX_RANK, want->stride, (size_t)want->rank * 8);
+    s->tensor =
+        (DLManagedTensorVersioned){.version = {1, 0}, .manager_ctx = s, .deleter = shown_free};
+    s->tensor.dl_tensor = (DLTensor){.data = data,
+                                     .device = d->device,
+                                     .ndim = want->rank,
+                                     .dtype = d->dtype,
+                                     .shape = s->numbers,
+                                     .strides = s->numbers + DVM_MAX_RANK};
+    void *out = NULL;
+    if (!api->managed_tensor_to_py_object_no_sync(&s->tensor, &out)) return out;
+    free(s);
+    return NULL;
+}
+
+int pydvm_show(PyObject *o, const struct layout *want, const void **memory, PyObject **view) {
+    const struct known *k = look(o);
+    if (!k) return -1;
+    DLTensor d;
+    if (k->how != HOW_EXCHANGE || k->family != FAMILY_TORCH) return 0;
+    if (k->api->dltensor_from_py_object_no_sync(o, &d)) {
+        PyErr_Clear(); /* a tensor that is not all memory and strides */
+        return 0;
+    }
+    if (d.device.device_type != kDLCPU || !has_strides(&d, want)) return 0;
+    char *data = d.data;
+    if (data) data += d.byte_offset + (uint64_t)(want->offset * (d.dtype.bits / 8));
+    if (*view && data && *memory == data) return 1;
+    Py_CLEAR(*view);
+    *view = show(k->api, &d, want, data);
+    *memory = data;
+    return *view ? 1 : -1;
 }
 
 /* ---- numbers ---- */

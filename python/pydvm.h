@@ -122,6 +122,16 @@ void pydvm_tensor_done(struct tensor *t);
 bool pydvm_number(PyObject *o, int t, dvm_number *out);
 /* A new dense array (family NUMPY) or CPU tensor (TORCH). */
 PyObject *pydvm_empty(enum family family, int rank, const int64_t *dims, int dtype);
+/* Sizes, strides and offset in elements of a view, and the strides of what it is a view of. */
+struct layout {
+    int rank, base_rank;
+    const int64_t *size, *stride, *base_stride;
+    int64_t offset;
+};
+/* Makes *view a view of o that owns no memory, unless it is one of that memory already. For readers that do not keep
+ * it, while o is alive. 1, or 0 when o is laid out in another way or its type has no door for it; -1 with an
+ * exception. */
+int pydvm_show(PyObject *o, const struct layout *want, const void **memory, PyObject **view);
 /* Module functions. */
 PyObject *pydvm_register_arrays(PyObject *self, PyObject *const *args, Py_ssize_t n);
 PyObject *pydvm_address(PyObject *self, PyObject *o);

@@ -78,6 +78,85 @@ def test_views_of_buffers_are_kept():
             torch.testing.assert_close(got, want)
 
 
+def test_views_that_are_read_only_are_no_calls():
+    """Of weights, of results of kernels and of torch, one behind the other: no operator of torch
+    makes them."""
+
+    def f(x, w, b):
+        y = torch.relu(x + 1)
+        z = torch.special.i0(y).view(2, 6).t()[1:5] @ w.t()
+        return torch.addmm(b, y[1:].t(), b.expand(3, 5)), z.split(2)[1] @ w
+
+    x, w, b = torch.randn(4, 3), torch.randn(5, 2), torch.randn(5)
+    low = lowered(f, x, w, b)
+    assert "p.view(" not in low.program.call and low.program.call.count("p.lent(") == 5
+    for _ in range(3):
+        for n in (x, x.clone(), torch.randn(4, 3)):
+            for got, want in zip(low(n, w, b), f(n, w, b), strict=True):
+                torch.testing.assert_close(got, want)
+        w, b = w.clone(), torch.randn(5)
+
+
+@pytest.mark.parametrize("n", [0, 1, 4])
+def test_views_of_tensors_that_move(n):
+    """The transpose of a weight is made once, and again where the weight has other memory; one
+    that is laid out in another way than the graph was told is right too."""
+
+    def text(p):
+        x, w = p.inputs(2)
+        rows = p.size(x, 0)
+        y = p.lent(x, (2, rows), (1, 2), 0, (2, 1))
+        v = p.lent(w, (2,), (3,), 1, (3, 1))
+        p.output((p.call(torch.mul, y, 2), p.call(torch.mul, v, 3)))
+
+    program = record(text)
+    w = torch.arange(6.0).view(2, 3)
+    xs = [torch.randn(n, 2), torch.randn(2, n).t(), torch.randn(n, 4)[:, ::2], torch.randn(n, 2)]
+    for x in (*xs, *xs):
+        for v in (w, w, w.clone(), w.t().contiguous().t(), torch.zeros(2, 6)[:, 1:4]):
+            y, z = program.call(x, v)
+            assert torch.equal(y, x.t() * 2) and torch.equal(z, v[:, 1] * 3)
+
+
+def test_views_do_not_keep_memory():
+    def text(p):
+        (x,) = p.inputs(1)
+        p.output((p.call(torch.neg, p.lent(x, (2, 2), (1, 2), 0, (2, 1))),))
+
+    program = record(text)
+    x = torch.ones(2, 2)
+    ref = weakref.ref(x.untyped_storage())
+    program.call(x)
+    del x
+    assert ref() is None
+
+
+def test_arguments_live_as_long_as_their_views():
+    """The list of arguments is emptied: nobody else holds them."""
+
+    def text(p):
+        (x,) = p.inputs(1)
+        v = p.lent(x, (3,), (1,), 1, (1,))
+        a = p.call(torch.zeros, (1 << 16,))
+        p.output((p.call(torch.add, v, p.call(torch.sum, a)),))
+
+    program = record(text)
+    for i in range(20):
+        assert torch.equal(program.run([torch.arange(4.0) + i])[0], torch.arange(1.0, 4.0) + i)
+
+
+def test_a_view_that_is_returned_counts_changes():
+    """Autograd sees that a weight was changed between forward and backward."""
+    torch._dynamo.reset()
+    w = torch.randn(3, 3, requires_grad=True)
+    x = torch.randn(3, 3, requires_grad=True)
+    y = torch.compile(lambda x, w: torch.relu(x) @ w.t(), backend="dvm")(x, w)
+    with torch.no_grad():
+        w.add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.sum().backward()
+
+
 def test_sizes_are_placed_again():
     def f(x, y):
         z = torch.relu(x + 1) @ y
@@ -300,7 +379,7 @@ def test_summary_tells_planned_bytes():
         {"steps": [(0, len, (), None, -1, 0, ())]},
         {"steps": [(1, len, (Slot(0),), None, 9, 0, ())]},
         {"steps": [(1, len, (Slot(0),), None, -1, 0, (5,))]},
-        {"steps": [(1, len, (Slot(0),), None, -1, 2, ())]},
+        {"steps": [(1, len, (Slot(0),), None, -1, 4, ())]},
         {"steps": [()]},
         {"steps": [(1, len, (Slot(0),), None, -1, 0, (0,) * 9)]},
         {"sources": [(3, 0, 0)]},
@@ -308,7 +387,13 @@ def test_summary_tells_planned_bytes():
         {"buffers": [(9, 0, 4, (), (), 0, 0)]},
         {"buffers": [(1, 0, 4, (1,), (), 0, 0)]},
         {"buffers": [(1, 0, 4, (Size(3),), (1,), 0, 0)]},
-        {"steps": [(1, len, (Slot(0),), None, 1, 3, ())]},
+        {"steps": [(1, len, (Slot(0),), None, 1, 9, ())]},
+        {"steps": [(3, None, (Slot(0), (), (), 0, ()), None, -1, 0, ())]},
+        {"steps": [(3, None, (Slot(9), (), (), 0, ()), None, 1, 0, ())]},
+        {"steps": [(3, None, (Slot(0), (1,), (), 0, ()), None, 1, 0, ())]},
+        {"steps": [(3, None, (Slot(0), (1,) * 11, (1,) * 11, 0, ()), None, 1, 0, ())]},
+        {"steps": [(3, None, (Slot(0), (), (), "1", ()), None, 1, 0, ())]},
+        {"steps": [(3, None, (Slot(0), (), ()), None, 1, 0, ())]},
         {"runtime": ()},
     ],
 )
@@ -324,7 +409,7 @@ def test_tables_that_do_not_fit_are_refused(change):
         "result": Slot(1),
         "slot_type": Slot,
         "size_type": Size,
-        "runtime": (None, None, None, None),
+        "runtime": (None, None, None, None, None),
     }
     assert _dvm.Program(**tables).run([[1, 2, 3]]) == 3
     with pytest.raises((dvm.Error, TypeError)):

@@ -18,7 +18,7 @@ from torch.fx import GraphModule, Node
 
 from . import flex, program  # noqa: F401 generated code imports program: here it is not timed as compilation
 from .call_text import Statement, body
-from .fx import ROWS, Emitter, Unsupported, is_getitem, is_left_to_torch, literal
+from .fx import MAX_RANK, ROWS, Emitter, Unsupported, is_getitem, is_left_to_torch, literal
 from .inplace import PIECES, Piece, Places, places, writing
 from .kernel_text import AnyKernel, KernelWriter
 from .options import Options
@@ -62,6 +62,9 @@ BINDINGS = {
 INTO = frozenset(
     ("aten.mm.default", "aten.bmm.default", "aten.addmm.default", "aten.baddbmm.default")
 )
+# Views that do not say so, and those that do not start where their operand does.
+VIEWS = frozenset(("aten._unsafe_view.default",))
+PLACED_ANEW = frozenset(("aten.as_strided.default",))
 
 
 _MODULES = {"math": math, "operator": operator, "torch": torch}
@@ -145,6 +148,7 @@ class _Writer:
         self.kinds = self.part.kinds
         self.statements: list[Statement] = []
         self.ready: set[Node] = set()
+        self.lent: dict[Node, str] = {}  # views of the program, for operators that only read
         self.locals: dict[str, str] = {}  # constants as values of the program
         # Option `check` runs kernels' nodes again, so it needs the arguments as they were.
         self.places = Places.none() if self.options.check else places(gm.graph, self.part)
@@ -373,9 +377,39 @@ class _Writer:
             text = self._flex_call(node, uses)
             if text:
                 return text
-        args = [self._argument(a, uses) for a in node.args]
-        args += [f"{k}={self._argument(v, uses)}" for k, v in node.kwargs.items()]
+        reads = self.recorded and _verb(node.target) == "call" and node not in self.places.reused
+        argument = self._read_argument if reads else self._argument
+        args = [argument(a, uses) for a in node.args]
+        args += [f"{k}={argument(v, uses)}" for k, v in node.kwargs.items()]
         return f"{self._begin_call(node)}{', '.join(args)}{more})"
+
+    def _read_argument(self, a: Any, uses: list[str]) -> str:
+        """An argument of an operator that reads it and is done: a view needs no call of torch."""
+        if isinstance(a, (list, tuple)):
+            parts = [self._read_argument(x, uses) for x in a]
+            return self._tuple(parts) if isinstance(a, tuple) else f"[{', '.join(parts)}]"
+        if not isinstance(a, Node) or a in self.ready or a.op != "call_function":
+            return self._argument(a, uses)
+        if a not in self.lent:
+            base = _viewed(a, self.kinds)
+            if base is None:
+                return self._argument(a, uses)
+            x = self._host(base)
+            if x == base.name:
+                uses.append(x)
+            view, of = a.meta["val"], base.meta["val"]
+            text = ", ".join(
+                (
+                    self.symbols.shape_text(view.shape),
+                    self.symbols.shape_text(view.stride()),
+                    self.symbols.text(view.storage_offset() - of.storage_offset()),
+                    self.symbols.shape_text(of.stride()),
+                )
+            )
+            self._define_sizes()
+            name = self.lent[a] = self.emitter.fresh(a.name)
+            self.statements.append(Statement(f"{name} = p.lent({x}, {text})"))
+        return self.lent[a]
 
     def _begin_call(self, node: Node) -> str:
         """The text of a call up to its arguments. A program is told what the op does with them."""
@@ -517,6 +551,35 @@ class _Writer:
             name = f"{name}_{len(self.shared.constants)}"
         self.shared.constants[name] = value
         return name
+
+
+def _viewed(node: Node, kinds: dict[Node, Kind]) -> Node | None:
+    """What a node is a view of, through all views between, where sizes, strides and offset tell
+    which."""
+    base = node
+    while kinds[base] in (Kind.VIEW, Kind.PICK) and base.op == "call_function":
+        source = base.args[0] if is_getitem(base) else base
+        target = source.target
+        if not isinstance(target, torch._ops.OpOverload) or str(target) in PLACED_ANEW:
+            return None
+        if not (target.is_view or str(target) in VIEWS):
+            break  # a part of what an operator makes
+        base = source.args[0]
+        if not isinstance(base, Node):
+            return None
+    if base is node or kinds[base] is Kind.VIEW:
+        return None
+    view, of = node.meta.get("val"), base.meta.get("val")
+    plain = all(
+        isinstance(t, torch.Tensor)
+        and t.layout is torch.strided
+        and t.device.type == "cpu"
+        and t.dtype is of.dtype
+        and not (t.is_neg() or t.is_conj())
+        and t.dim() <= MAX_RANK
+        for t in (view, of)
+    )
+    return base if plain else None
 
 
 def _verb(target: Any) -> str:

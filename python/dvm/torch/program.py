@@ -7,7 +7,8 @@ Generated text is a function that writes the program line by line:
         s0 = p.size(x, 0)
         y = p.empty((s0, 4), (4, 1), torch.float32)
         p.run(dvm_mul_0, x, y)
-        z = p.call(torch.mm, y, w)
+        wt = p.lent(w, (4, 4), (1, 4), 0, (4, 1))
+        z = p.call(torch.mm, y, wt)
         p.output((z,))
 
     run = record(program).run
@@ -27,7 +28,7 @@ import torch
 
 from .runtime import empty_cpu
 
-RUN, CALL, EMPTY = range(3)
+RUN, CALL, EMPTY, VIEW = range(4)
 
 
 class Slot(int):
@@ -149,6 +150,14 @@ class Recorder:
             return kwargs["out"]
         return self._called(fn, args, kwargs)
 
+    def lent(self, x: Slot, size: tuple, stride: tuple, offset: Any, strides: tuple) -> Slot:
+        """A view by its sizes, strides and offset in elements, of a tensor that has these strides;
+        for `call` alone, whose operator reads it and is done."""
+        slot = self._slot()
+        self._steps.append(_Step(VIEW, None, (x, size, stride, offset, strides), None, slot, True))
+        self._owners[slot] = self._owning(x) | {x}
+        return slot
+
     def view(self, fn: Callable, *args: Any, **kwargs: Any) -> Slot:
         """A view of an operand, or a part of a result: the same for the same operands."""
         return self._called(fn, args, kwargs, shares=True, view=True)
@@ -202,11 +211,13 @@ class Recorder:
                 drops.setdefault(at, []).append(s)
         rows = []
         for i, step in enumerate(steps):
-            kept = step.view and fixed.issuperset(_slots((step.args, step.kwargs)))
-            gone = drops.get(i, [])
+            args, named = (fixed.issuperset(_slots(a)) for a in (step.args, step.kwargs))
+            kept = step.view and args and named
+            gone = tuple(drops.get(i, ()))
             if kept:
                 fixed.add(step.result)
-            rows.append((step.op, step.fn, step.args, step.kwargs, step.result, kept, tuple(gone)))
+            bits = args + 2 * named + 4 * kept
+            rows.append((step.op, step.fn, step.args, step.kwargs, step.result, bits, gone))
         return _dvm.Program(
             values=self._count,
             inputs=self._inputs,
@@ -218,7 +229,7 @@ class Recorder:
             result=self._result,
             slot_type=Slot,
             size_type=Size,
-            runtime=(_new_arena, _typed, _view, empty_cpu),
+            runtime=(_new_arena, _typed, _view, empty_cpu, _laid_out),
         )
 
     def _with_allocations(self, in_arena: set[int]) -> list[_Step]:
@@ -294,3 +305,13 @@ except ImportError:
     def _view(base: torch.Tensor, size: Sequence[int], stride: Sequence[int], offset: int) -> Any:
         with torch.inference_mode(False), torch.no_grad():
             return base.as_strided(size, stride, offset)
+
+
+def _laid_out(
+    x: torch.Tensor, size: Sequence[int], stride: Sequence[int], offset: int, wanted: Sequence[int]
+) -> torch.Tensor:
+    """A view of a tensor that shall have the wanted strides; of a copy that has them, if need be."""
+    with torch.inference_mode(False), torch.no_grad():
+        if any(n > 1 and a != b for n, a, b in zip(x.shape, x.stride(), wanted, strict=True)):
+            x = torch.empty_strided(x.shape, wanted, dtype=x.dtype, device=x.device).copy_(x)
+        return _view(x, size, stride, offset)
