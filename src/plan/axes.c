@@ -86,6 +86,20 @@ static void order_by_store(struct group *g) {
     merge(g);
 }
 
+/* A strip walks a box of the last two axes, and finding the operands of a box takes as long as walking some hundred
+ * elements. Where these axes are short, the longest of the others takes the place of the rows; the order of kept axes
+ * changes no result. */
+enum { SMALL_BOX = 256 };
+
+static void lengthen_rows(struct group *g) {
+    const int row = g->naxes - 2;
+    int longest = row;
+    if (row < 1 || g->ax[row].size * g->ax[row + 1].size >= SMALL_BOX) return;
+    for (int a = 0; a < row; a++)
+        if (g->ax[a].size > g->ax[longest].size) longest = a;
+    if (longest != row) swap_axes(g, longest, row);
+}
+
 static int count_reduced(const struct group *g) {
     int n = 0;
     for (int a = 0; a < g->naxes; a++) n += g->ax[a].reduced;
@@ -114,6 +128,24 @@ static void refuse(struct planner *p, const struct group *g) {
     if (p->stop != STOP_NONE) return;
     p->stop = STOP_ERROR;
     p->st = dvm_err_set(DVM_ERR_INTERNAL, "planner cannot lay out a row kernel");
+}
+
+/* Rows that are reduced and lie a few at a time, each few elsewhere, are walked one by one. What the reductions read goes
+ * to memory first, where the rows follow each other: written by the kernel that computes it anyway, and only where that
+ * did not help by one of its own. */
+enum { FEW_ROWS = 8 };
+
+static void ask_for_dense(struct planner *p, const struct group *g) {
+    if (g->nm < 2 || g->ax[g->naxes - 2].size >= FEW_ROWS) return;
+    for (uint32_t k = 0; k < p->root.n; k++) {
+        const struct root *r = &p->root.p[k];
+        if (r->group != g->index || r->kind != ROOT_RED) continue;
+        struct pnode *x = &p->node.p[p->node.p[r->node].in[0]];
+        const bool computed = x->cls == DVM_CLS_EW || x->op == DVM_OP_GATHER;
+        if (!computed || x->mat == MAT_FAR) continue;
+        x->mat = x->mat ? MAT_FAR : MAT_NEAR;
+        p->stop = STOP_GROUP;
+    }
 }
 
 static void order_col(struct group *g) {
@@ -175,7 +207,11 @@ static void axes(struct planner *p, struct group *g) {
         refuse(p, g);
         return;
     }
-    if (g->kind == DVM_MODE_COL) order_col(g);
+    if (g->kind != DVM_MODE_COL && !g->scan) lengthen_rows(g);
+    if (g->kind == DVM_MODE_COL) {
+        order_col(g);
+        ask_for_dense(p, g);
+    }
     while (g->kind != DVM_MODE_COL && g->naxes < 2) insert_axis(g, 0, false);
 }
 
