@@ -136,7 +136,7 @@ def _autograd(gm: GraphModule, example_inputs: Sequence[Any], options: Options) 
             example_inputs,
             **compilers,
             partition_fn=min_cut_rematerialization_partition,
-            decompositions=decomp.table(),
+            decompositions=decomp.table(options.disable_ops),
             keep_inference_input_mutations=True,
         )
     if next(iter((*gm.parameters(), *gm.buffers())), None) is not None:

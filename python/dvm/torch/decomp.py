@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from .options import is_disabled
 from .symbols import is_dense
 
 DECOMPOSED = """
@@ -124,18 +125,108 @@ def gradient_of_embedding(
     return zeros.scatter_add(0, at.expand(count, width), matrix)
 
 
+TAPS = 8  # longest filter that is written out
+
+
+def _is_by_channel(
+    x: torch.Tensor,
+    w: torch.Tensor,
+    stride: Sequence,
+    transposed: bool,
+    extra: Sequence,
+    groups: int,
+) -> bool:
+    """A convolution over one axis, every channel with a short filter of its own: a few products
+    and sums of shifted rows, as of the gated delta rule. torch's takes ten times as long."""
+    return (
+        x.dim() == w.dim() == 3
+        and isinstance(groups, int)
+        and groups > 1
+        and tuple(w.shape[:2]) == (groups, 1)
+        and isinstance(w.shape[2], int)
+        and 1 <= w.shape[2] <= TAPS
+        and tuple(stride) == (1,)
+        and not transposed
+        and not any(extra)
+        and x.dtype is w.dtype
+        and x.dtype in (torch.float32, torch.float16, torch.bfloat16)
+        and x.device.type == "cpu"
+    )
+
+
+def _filtered(x: torch.Tensor, taps: Sequence[torch.Tensor], step: int, n: Any) -> torch.Tensor:
+    """Element t of n: the sum over j of taps[j] * x[t + j * step]."""
+    parts = [x.narrow(2, j * step, n) * tap for j, tap in enumerate(taps)]
+    return functools.reduce(torch.add, parts)
+
+
+def convolution(
+    x: torch.Tensor,
+    w: torch.Tensor,
+    bias: torch.Tensor | None,
+    stride: Sequence,
+    padding: Sequence,
+    dilation: Sequence,
+    transposed: bool,
+    extra: Sequence,
+    groups: int,
+) -> torch.Tensor:
+    if not _is_by_channel(x, w, stride, transposed, extra, groups):
+        return NotImplemented
+    (p,), (step,) = padding, dilation
+    length = x.shape[2] + 2 * p - (w.shape[2] - 1) * step
+    padded = torch.constant_pad_nd(x, [p, p]).contiguous()
+    y = _filtered(padded, [w[:, :, j] for j in range(w.shape[2])], step, length)
+    return y if bias is None else y + bias[:, None]
+
+
+def gradients_of_convolution(
+    gradient: torch.Tensor,
+    x: torch.Tensor,
+    w: torch.Tensor,
+    bias_sizes: Sequence | None,
+    stride: Sequence,
+    padding: Sequence,
+    dilation: Sequence,
+    transposed: bool,
+    extra: Sequence,
+    groups: int,
+    mask: Sequence[bool],
+) -> tuple[torch.Tensor | None, ...]:
+    if not _is_by_channel(x, w, stride, transposed, extra, groups):
+        return NotImplemented
+    (p,), (step,), n = padding, dilation, w.shape[2]
+    of_x = of_w = None
+    if mask[0]:
+        rest = (n - 1) * step - p
+        padded = torch.constant_pad_nd(gradient, [rest, rest]).contiguous()
+        of_x = _filtered(padded, [w[:, :, n - 1 - j] for j in range(n)], step, x.shape[2])
+    if mask[1]:
+        padded = torch.constant_pad_nd(x, [p, p])
+        length = gradient.shape[2]
+        sums = [(gradient * padded.narrow(2, j * step, length)).sum((0, 2)) for j in range(n)]
+        of_w = torch.stack(sums, 1)[:, None]
+    return of_x, of_w, gradient.sum((0, 2)) if mask[2] else None
+
+
 @functools.cache
-def table() -> dict[torch._ops.OpOverload, Callable]:
-    """Overload -> formula. Names that the installed torch lacks are left out."""
+def table(disabled: frozenset[str] = frozenset()) -> dict[torch._ops.OpOverload, Callable]:
+    """Overload -> formula. Names that the installed torch lacks are left out, and formulas of this
+    file for ops that are switched off."""
     from torch._decomp import get_decompositions
 
     packets = (getattr(torch.ops.aten, name, None) for name in DECOMPOSED.split())
     known = get_decompositions([p for p in packets if p is not None])
+    own = {
+        torch.ops.aten.index_put.default: sum_at,
+        torch.ops.aten.embedding_dense_backward.default: gradient_of_embedding,
+        torch.ops.aten.convolution.default: convolution,
+        torch.ops.aten.convolution_backward.default: gradients_of_convolution,
+    }
     # Graphs have no gradients to cut off: a saved output is the output, not a view made each call.
     return {
         **known,
         torch.ops.aten.detach.default: lambda x: x,
-        torch.ops.aten.index_put.default: sum_at,
-        torch.ops.aten.embedding_dense_backward.default: gradient_of_embedding,
+        **{op: formula for op, formula in own.items() if not is_disabled(op, disabled)},
         **foreach_table(),
     }
