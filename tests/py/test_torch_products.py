@@ -54,7 +54,8 @@ def test_layouts(dtype, shape):
             one(torch.addmm, bias, x, y)
     wide = numbers(2 * m, 3 * k, dtype=dtype)[::2, ::3]
     one(torch.mm, wide, b)
-    one(torch.bmm, numbers(2, m, k, dtype=dtype), numbers(2, k, n, dtype=dtype))
+    batches = numbers(2, m, k, dtype=dtype), numbers(2, k, n, dtype=dtype)
+    one(torch.bmm, *batches, products=0 if k == 1 else 1)  # a depth of one: no product
 
 
 def test_no_depth():
@@ -213,3 +214,54 @@ def test_summary_counts_them():
     compiled(lambda x, w: x @ w)(numbers(16, 64), numbers(64, 64))
     assert "among them" not in str(dvm.torch.summary())
     assert dvm.torch.summary().fallbacks[("aten.mm.default", "matrix product")] == 1
+
+
+THIN = {  # batch, rows, depth, columns
+    "one column": (5, 7, 6, 1),
+    "depth of one": (5, 7, 1, 4),
+    "one number each": (3, 1, 1, 1),
+    "one row and column": (4, 1, 9, 1),
+    "no rows": (4, 0, 9, 1),
+    "no batch": (0, 3, 1, 2),
+    "no depth": (2, 3, 0, 1),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("turned", ["", "a", "b", "ab"])
+@pytest.mark.parametrize("name", THIN)
+def test_thin_products_are_sums_of_products(name, turned, dtype):
+    torch._dynamo.reset()
+    batch, m, k, n = THIN[name]
+
+    def matrices(x, y):
+        a = x.transpose(1, 2) if "a" in turned else x
+        return a, y.transpose(1, 2) if "b" in turned else y
+
+    def f(x, y):
+        return torch.bmm(*matrices(x, y)) * 2
+
+    x = torch.randn((batch, k, m) if "a" in turned else (batch, m, k)).to(dtype)
+    y = torch.randn((batch, n, k) if "b" in turned else (batch, k, n)).to(dtype)
+    all_ = []
+    for g, to in ((torch.compile(f, backend="dvm", fullgraph=True), dtype), (f, dtype), (f, None)):
+        leaves = [t.detach().clone().to(to or torch.float64).requires_grad_() for t in (x, y)]
+        r = g(*leaves)
+        r.double().sin().sum().backward()
+        all_.append([r.detach(), *(t.grad for t in leaves)])
+    for got, eager, exact in zip(*all_, strict=True):
+        assert (got.shape, got.dtype) == (eager.shape, eager.dtype)
+        error, eagers = ((t.double() - exact).norm() for t in (got, eager))
+        # A sum of k products is within k roundings.
+        assert error <= 1.5 * eagers + (4 + m + k) * torch.finfo(dtype).eps * exact.norm()
+    left = {op for g in dvm.torch.summary().graphs if g.kind == "forward" for op, _ in g.fallbacks}
+    assert not left
+
+
+def test_thin_products_switched_off():
+    torch._dynamo.reset()
+    f = torch.compile(torch.bmm, backend="dvm", options={"disable_ops": ["bmm"]})
+    a, b = torch.randn(2, 3, 1), torch.randn(2, 1, 4)
+    torch.testing.assert_close(f(a, b), torch.bmm(a, b))
+    (graph,) = dvm.torch.summary().graphs
+    assert {op for op, _ in graph.fallbacks} == {"aten.bmm.default"}

@@ -18,7 +18,16 @@ from torch.fx import GraphModule, Node
 
 from . import flex, program  # noqa: F401 generated code imports program: here it is not timed as compilation
 from .call_text import Statement, body
-from .fx import MAX_RANK, ROWS, Emitter, Unsupported, is_getitem, is_left_to_torch, literal
+from .fx import (
+    MAX_RANK,
+    ROWS,
+    Emitter,
+    Unsupported,
+    is_getitem,
+    is_left_to_torch,
+    is_own_result,
+    literal,
+)
 from .inplace import PIECES, Piece, Places, places, writing
 from .kernel_text import AnyKernel, KernelWriter
 from .options import Options
@@ -377,9 +386,10 @@ class _Writer:
             text = self._flex_call(node, uses)
             if text:
                 return text
-        reads = self.recorded and _verb(node.target) == "call" and node not in self.places.reused
+        written = [self._argument(node.args[0], uses)] if node in self.places.reused else []
+        reads = self.recorded and (written or _verb(node.target) == "call")
         argument = self._read_argument if reads else self._argument
-        args = [argument(a, uses) for a in node.args]
+        args = [*written, *(argument(a, uses) for a in node.args[len(written) :])]
         args += [f"{k}={argument(v, uses)}" for k, v in node.kwargs.items()]
         return f"{self._begin_call(node)}{', '.join(args)}{more})"
 
@@ -585,7 +595,7 @@ def _viewed(node: Node, kinds: dict[Node, Kind]) -> Node | None:
 def _verb(target: Any) -> str:
     """How a program calls an operator, by what it may do with its operands (program.Recorder)."""
     name = str(target)
-    if is_left_to_torch(name):
+    if is_left_to_torch(name) or is_own_result(name):
         return "call"
     if getattr(target, "is_view", False) or (name in ROWS and ROWS[name].view):
         return "view"

@@ -125,6 +125,31 @@ def gradient_of_embedding(
     return zeros.scatter_add(0, at.expand(count, width), matrix)
 
 
+def _is_one(size: Any) -> bool:
+    return isinstance(size, int) and size == 1
+
+
+def _along(x: torch.Tensor, a: int, b: int) -> bool:
+    """Whether neighbours along axis a lie nearer than along b, as far as that is known."""
+    near, far = x.stride(a), x.stride(b)
+    return isinstance(near, int) and isinstance(far, int) and near < far
+
+
+def product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """bmm with one column or a depth of one: products of elements, and sums of them along the axis
+    that is next in memory. As matrices they are a library's worst case, and the copies of gathered
+    weights of a mixture of experts need not be made. One row is a case that MKL does well."""
+    if not a.dtype.is_floating_point or a.dtype is not b.dtype or a.device.type != "cpu":
+        return NotImplemented
+    if _is_one(a.shape[2]):
+        return a * b
+    if _is_one(b.shape[2]):
+        if _along(a, 1, 2):
+            return (a.transpose(1, 2) * b).sum(1).unsqueeze(2)
+        return (a * b.transpose(1, 2)).sum(2, keepdim=True)
+    return NotImplemented
+
+
 TAPS = 8  # longest filter that is written out
 
 
@@ -220,6 +245,7 @@ def table(disabled: frozenset[str] = frozenset()) -> dict[torch._ops.OpOverload,
     own = {
         torch.ops.aten.index_put.default: sum_at,
         torch.ops.aten.embedding_dense_backward.default: gradient_of_embedding,
+        torch.ops.aten.bmm.default: product,
         torch.ops.aten.convolution.default: convolution,
         torch.ops.aten.convolution_backward.default: gradients_of_convolution,
     }

@@ -401,6 +401,16 @@ def is_left_to_torch(target: str) -> bool:
     return parts[0] == "aten" and parts[1] in _LEFT
 
 
+# Others that give results of their own and keep no operand.
+OWN_RESULT = "cumsum index_add index_put linalg_solve_triangular scatter scatter_add sort topk"
+_OWN_RESULT = frozenset(OWN_RESULT.split())
+
+
+def is_own_result(target: str) -> bool:
+    parts = target.split(".")
+    return parts[0] == "aten" and parts[1] in _OWN_RESULT
+
+
 def why_left(target: str) -> str:
     """The reason for an op without a row."""
     parts = target.split(".")

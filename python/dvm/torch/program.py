@@ -310,7 +310,7 @@ except ImportError:
 def _laid_out(
     x: torch.Tensor, size: Sequence[int], stride: Sequence[int], offset: int, wanted: Sequence[int]
 ) -> torch.Tensor:
-    """A view of a tensor that shall have the wanted strides; of a copy that has them, if need be."""
+    """A view of a tensor, or of a copy of it that has the wanted strides if it has others."""
     with torch.inference_mode(False), torch.no_grad():
         if any(n > 1 and a != b for n, a, b in zip(x.shape, x.stride(), wanted, strict=True)):
             x = torch.empty_strided(x.shape, wanted, dtype=x.dtype, device=x.device).copy_(x)
