@@ -114,7 +114,7 @@ def run_numpy(case: Case, args: list[torch.Tensor]) -> Callable[[], Any] | None:
     return lambda: case.numpy(*arrays)  # type: ignore[misc]
 
 
-def _library(source: str) -> ctypes.CDLL:
+def library(source: str) -> ctypes.CDLL:
     name = hashlib.sha256((source + " ".join(C_FLAGS)).encode()).hexdigest()[:16]
     folder = pathlib.Path(tempfile.gettempdir()) / "dvm-bench"
     folder.mkdir(exist_ok=True)
@@ -140,7 +140,7 @@ def run_c(
         "void run(const T *restrict a, const T *restrict b, const T *restrict c, T *restrict o, float *restrict t, long M, long N)\n"
         f"{{ (void)a; (void)b; (void)c; (void)t; {case.c} }}\n"
     )
-    f = _library(source).run
+    f = library(source).run
     f.argtypes = [ctypes.c_void_p] * 5 + [ctypes.c_long] * 2
     scratch = np.empty(max(n, 1024), np.float32)
     p = [a.data_ptr() for a in args] + [0, 0]

@@ -158,12 +158,20 @@ void dvm_x_vec(struct dvm_enc *e, enum dvm_x_op op, unsigned attr, int reg, int 
         return;
     }
     if (!room(e)) return;
+    unsigned enc = r->enc;
+    uint8_t *p = e->p;
     if (rm.reg < 0 || r->form >= X_RVMR) {
-        vec_rest(e, op, attr, reg, vvvv, rm, imm);
+        bool constant = rm.reg < 0 && rm.base == X_RIP && r->form < X_RVMR;
+        if (constant && (enc & X_ENC_V) && attr <= 1 &&
+            (reg | vvvv) < 16) { /* AVX2: every second */
+            p = put8(put_vex(p, heads[op].vex, attr, reg, vvvv, 0), ((unsigned)reg & 7) << 3 | 5);
+            e->p = put32(p, rm.disp - (int32_t)(p + 4 - e->base));
+        } else {
+            vec_rest(e, op, attr, reg, vvvv, rm, imm);
+        }
         return;
     }
-    uint8_t *p = e->p;
-    unsigned xb = (unsigned)rm.reg >> 3, enc = r->enc;
+    unsigned xb = (unsigned)rm.reg >> 3;
     if ((enc & X_ENC_V) && (!(enc & X_ENC_E) || (attr <= 1 && (reg | vvvv | rm.reg) < 16)))
         p = put_vex(p, heads[op].vex, attr, reg, vvvv, xb);
     else

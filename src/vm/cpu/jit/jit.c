@@ -216,6 +216,7 @@ static dvm_status make(const struct dvm_mem *m, const struct dvm_strip *s, int i
     e->reg = dvm_arena_raw(b->arena, keys);
     e->slot = dvm_arena_raw(b->arena, keys * sizeof *e->slot);
     if (!e->reg || !e->slot) return DVM_ERR_NOMEM;
+    for (int u = 0; u < J_MAX_UNITS; u++) e->unit[u] = (uint32_t)u * b->nval;
     if (s->mode == DVM_MODE_COL) {
         e->turns = band_bytes(b);
         j->parts = dvm_j_frame(b, j->p.turns ? J_TURNS * e->turns : e->turns);

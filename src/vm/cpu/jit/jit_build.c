@@ -58,9 +58,8 @@ dvm_vid dvm_j_value(struct dvm_jb *b, int cls, int list) { return new_value(b, c
 int dvm_j_list_of(const struct dvm_jb *b, dvm_vid v) { return b->val[v].list; }
 
 static inline void use(struct dvm_jb *b, dvm_vid v, int list, uint32_t at) {
-    if (!v) return;
     struct dvm_jval *x = &b->val[v];
-    x->uses += list == J_BODY && x->uses < UINT16_MAX;
+    if (list == J_BODY && x->uses < UINT16_MAX) x->uses++;
     if (x->list != list || x->konst)
         x->crosses = true;
     else
@@ -70,10 +69,10 @@ static inline void use(struct dvm_jb *b, dvm_vid v, int list, uint32_t at) {
 struct dvm_mi *dvm_j_add(struct dvm_jb *b, int list, const struct dvm_mi *m) {
     struct dvm_mlist *l = &b->list[list];
     if (!grow(b, (void **)&l->p, l->n, &l->cap, sizeof *l->p)) return NULL;
-    use(b, m->a, list, l->n);
-    use(b, m->b, list, l->n);
-    use(b, m->c, list, l->n);
-    use(b, m->k, list, l->n);
+    if (m->a) use(b, m->a, list, l->n);
+    if (m->b) use(b, m->b, list, l->n);
+    if (m->c) use(b, m->c, list, l->n);
+    if (m->k) use(b, m->k, list, l->n);
     l->p[l->n] = *m;
     l->p[l->n].from = b->from;
     return &l->p[l->n++];
@@ -93,13 +92,14 @@ dvm_vid dvm_j_op(struct dvm_jb *b, int cls, struct dvm_mi m) {
 
 dvm_vid dvm_j_vec(struct dvm_jb *b, int op, dvm_vid x, dvm_vid y, dvm_vid z, int imm) {
     const struct dvm_jval *val = b->val;
-    int list = DVM_MAX(DVM_MAX(b->floor, val[x].list), DVM_MAX(val[y].list, val[z].list));
+    int list = b->floor, lx = val[x].list, ly = val[y].list, lz = z ? val[z].list : 0;
+    list = DVM_MAX(DVM_MAX(list, lx), DVM_MAX(ly, lz));
     dvm_vid d = new_value(b, J_V, list);
     struct dvm_mlist *l = &b->list[list];
     if (!grow(b, (void **)&l->p, l->n, &l->cap, sizeof *l->p)) return d;
-    use(b, x, list, l->n);
-    use(b, y, list, l->n);
-    use(b, z, list, l->n);
+    if (x) use(b, x, list, l->n);
+    if (y) use(b, y, list, l->n);
+    if (z) use(b, z, list, l->n);
     l->p[l->n++] = (struct dvm_mi){.op = (uint16_t)op,
                                    .attr = (uint8_t)b->len,
                                    .imm = (uint8_t)imm,

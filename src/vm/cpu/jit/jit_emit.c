@@ -17,9 +17,7 @@ int dvm_j_width_of(const struct dvm_je *e, int o) {
 
 /* ---- registers */
 
-static uint32_t reserved(const struct dvm_je *e, int cls) {
-    return cls == J_V ? e->pins | (e->acc_regs ? e->accs : 0) : 0;
-}
+static uint32_t reserved(const struct dvm_je *e, int cls) { return e->kept[cls]; }
 
 static uint32_t all_regs(const struct dvm_je *e, int cls) {
     if (cls == J_K) return 0xf8; /* k1, k2: tails; k0 is no mask */
@@ -227,6 +225,9 @@ bool dvm_j_readable(const struct dvm_je *e, int op, dvm_vid v) {
 
 struct dvm_x_rm dvm_j_in_memory(struct dvm_je *e, int op, dvm_vid v, int u, unsigned *attr) {
     const struct dvm_jval *x = &e->val[v];
+    const struct dvm_x_row *row = &dvm_x_rows[op];
+    bool vector = row->tuple == X_FV || row->tuple == X_FM;
+    if (x->konst && vector && row->form != X_VMI && !e->b->z) return dvm_x_pool(x->home);
     if (!dvm_j_readable(e, op, v)) return dvm_x_reg(dvm_j_get(e, v, u));
     if (dvm_j_waits(e, v, u)) return late_at(e, x, u);
     if (!x->konst) return dvm_j_frame_at(place(e, v, u));
@@ -523,6 +524,7 @@ static void one(struct dvm_je *e, const struct dvm_mi *m, int u) {
 void dvm_j_begin_list(struct dvm_je *e, int list) {
     size_t keys = (size_t)e->b->nval * (size_t)e->unroll;
     e->list = list;
+    e->kept[J_V] = e->pins | (e->acc_regs ? e->accs : 0);
     memset(e->reg, -1, keys);
     memset(e->slot, 0, keys * sizeof *e->slot);
     for (int k = 0; k < e->npinned; k++)
@@ -532,12 +534,13 @@ void dvm_j_begin_list(struct dvm_je *e, int list) {
 }
 
 static void operations(struct dvm_je *e, const struct dvm_mlist *l) {
-    int each = e->by_unit ? 1 : e->unroll;
-    for (int first = 0; first < e->unroll; first += each)
-        for (uint32_t k = 0; k < l->n && !e->b->failed && !e->e.full; k++) {
-            e->at = (int)k;
-            if (DVM_UNLIKELY(e->noting)) dvm_j_note(e, l->p[k].from);
-            for (int u = first; u < first + each; u++) one(e, &l->p[k], u);
+    int unroll = e->unroll, each = e->by_unit ? 1 : unroll;
+    const struct dvm_mi *end = l->p + l->n;
+    for (int first = 0; first < unroll; first += each)
+        for (const struct dvm_mi *m = l->p; m < end && !e->b->failed && !e->e.full; m++) {
+            e->at = (int)(m - l->p);
+            if (DVM_UNLIKELY(e->noting)) dvm_j_note(e, m->from);
+            for (int u = first; u < first + each; u++) one(e, m, u);
         }
 }
 

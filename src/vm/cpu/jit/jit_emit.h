@@ -39,7 +39,9 @@ struct dvm_je {
     int32_t turns; /* ROW: where those of rows that are read by turns wait; COL: bytes of a box's */
     int at;        /* operation being emitted */
     uint32_t free[2], lock[2];
-    uint16_t owner[2][32]; /* value in a register */
+    uint32_t kept[2];           /* registers that this list gives to nobody: e->pins, e->accs */
+    uint32_t unit[J_MAX_UNITS]; /* first key of each */
+    uint16_t owner[2][32];      /* value in a register */
     uint8_t owner_u[2][32];
     int8_t *reg;       /* [unit][value] -1: not in a register */
     int32_t *slot;     /* [unit][value] 0: not in the frame */
@@ -96,9 +98,7 @@ void dvm_j_begin_list(struct dvm_je *e, int list);
 DVM_INLINE bool dvm_j_local(const struct dvm_je *e, const struct dvm_jval *x) {
     return x->list == e->list && !x->konst;
 }
-DVM_INLINE uint32_t dvm_j_key(const struct dvm_je *e, dvm_vid v, int u) {
-    return (uint32_t)u * e->b->nval + v;
-}
+DVM_INLINE uint32_t dvm_j_key(const struct dvm_je *e, dvm_vid v, int u) { return e->unit[u] + v; }
 /* Register that a value is in, or -1. Of hoisted ones every unit knows. */
 DVM_INLINE int dvm_j_where(const struct dvm_je *e, dvm_vid v, int u) {
     return e->reg[dvm_j_key(e, v, u)];
