@@ -5,7 +5,8 @@
 Plain products (what a kernel costs over torch.mm), linear + bias + gelu, a swiglu MLP, attention by two products and a
 softmax, log-sum-exp and norm of a product's rows, grouped products against a loop of torch.mm. One thread is timed by processor time of the calling thread,
 several by the clock; best of the rounds, of which a row below its bar gets more (the last column). Ratios are torch's time by ours: above 1 we are faster.
-At the end each bar, with every row below it: linear and swiglu 1.15 of eager and 1.0 of Inductor, groups 1.5 of a loop.
+"limit" is eager's time by that of its products alone: the ratio of a kernel whose products take torch's time and whose rest takes
+none. At the end each bar, with every row below it: linear and swiglu 1.15 of eager and 1.0 of Inductor, groups 1.5 of a loop.
 """
 
 import argparse
@@ -142,6 +143,14 @@ CASES = {
 
 
 BARS = Bars()
+# What remains where all else costs nothing: the products by themselves, as torch does them.
+ALONE: dict[str, Callable] = {
+    "linear": lambda x, w, b: torch.mm(x, w.T),
+    "swiglu": lambda x, up, gate, down: (
+        [torch.mm(x, w.T) for w in (up, gate)]
+        + [torch.mm(torch.empty(x.shape[0], up.shape[0], dtype=x.dtype), down.T)]
+    ),
+}
 EAGER = {"linear": 1.15, "swiglu": 1.15, "groups": 1.5}  # in the mean
 INDUCTOR = {"linear": 1.0, "swiglu": 1.0}
 
@@ -185,10 +194,13 @@ def table(o: argparse.Namespace, name: str, dtype: str, threads: int, clock: Cal
             torch._dynamo.reset()
             compiled = torch.compile(theirs)
             runs["inductor"] = lambda f=compiled, a=ins: f(*a)
+        others = list(runs)[1:]
+        if name in ALONE:
+            runs["alone"] = lambda f=ALONE[name], a=ins: f(*a)
         for run in runs.values():
             run()
         check(out, runs["eager"]())
-        bars = {other: bars_of(other).get(name) for other in runs if other != "dvm"}
+        bars = {other: bars_of(other).get(name) for other in others}
 
         def good(best: dict[str, float], bars: dict = bars) -> bool:
             return all(best[other] >= (bar or 0) * best["dvm"] for other, bar in bars.items())
@@ -196,11 +208,13 @@ def table(o: argparse.Namespace, name: str, dtype: str, threads: int, clock: Cal
         best, done = contest(runs, clock, o.rounds, good)
         sizes = "x".join(map(str, size))
         line = f"{name:9s} {dtype:4s} {threads} {sizes:>16s}  dvm {best['dvm'] * 1e6:9.1f} us"
-        for other in list(runs)[1:]:
+        for other in others:
             ratios.setdefault(other, []).append(best[other] / best["dvm"])
             what = f"{name}, {dtype}, {threads} threads, of {other}"
             BARS.add(what, ratios[other][-1], f"{name} {dtype} {sizes}", mean=bars[other])
             line += f"   {other} {best[other] * 1e6:9.1f} us ratio {ratios[other][-1]:5.2f}"
+        if name in ALONE:
+            line += f"   limit {best['eager'] / best['alone']:5.2f}"
         print(f"{line}   {done} rounds", flush=True)
     for other, values in ratios.items():
         mean = math.exp(sum(map(math.log, values)) / len(values))
