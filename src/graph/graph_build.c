@@ -22,6 +22,9 @@ DVM_INLINE dvm_val val_of(const struct dvm_graph *g, dvm_ref r) {
     return (uint64_t)g->serial << 32 | r;
 }
 
+static bool is_value(const struct dvm_graph *g, dvm_val v) {
+    return v >> 32 == g->serial && (dvm_ref)v > 0 && (dvm_ref)v < g->node.n;
+}
 static dvm_status get(const struct dvm_graph *g, dvm_val v, dvm_ref *out) {
     dvm_ref r = (uint32_t)v;
     if (v == 0) DVM_FAIL(VALUE, "operand is no value (0): did an earlier call fail?");
@@ -679,10 +682,15 @@ dvm_status dvm_graph_concat(struct dvm_graph *g, int n, const dvm_val *in, int a
     return DVM_OK;
 }
 
-static dvm_status product(struct dvm_graph *g, int op, int n, const dvm_val *in, const int64_t *at,
-                          dvm_dtype t, dvm_ref *out) {
-    dvm_ref r[3];
-    for (int i = 0; i < n; i++) DVM_TRY(get(g, in[i], &r[i]));
+dvm_status dvm_graph_of_factors(const struct dvm_graph *g, const dvm_val *in, dvm_status st) {
+    char sa[256], sb[256];
+    if (st == DVM_OK || !is_value(g, in[0]) || !is_value(g, in[1])) return st;
+    struct dvm_shape a = node_shape(g, (dvm_ref)in[0]), b = node_shape(g, (dvm_ref)in[1]);
+    return dvm_err_context(st, "operands of shapes %s and %s: ", dvm_shape_str(&a, sa, sizeof sa),
+                           dvm_shape_str(&b, sb, sizeof sb));
+}
+
+static dvm_status check_factors(const struct dvm_graph *g, int op, const dvm_ref *r, dvm_dtype t) {
     for (int i = 0; i < 2; i++) DVM_TRY(check_type(g, op, r[i]));
     dvm_dtype ta = (dvm_dtype)g->node.p[r[0]].dtype, tb = (dvm_dtype)g->node.p[r[1]].dtype;
     if (ta != tb)
@@ -691,6 +699,14 @@ static dvm_status product(struct dvm_graph *g, int op, int n, const dvm_val *in,
     if (t != ta && t != DVM_F32)
         DVM_FAIL(DTYPE, "%s of %s gives %s or f32, not %s; cast the result", dvm_op_table[op].text,
                  dvm_dtype_name(ta), dvm_dtype_name(ta), dvm_dtype_name(t));
+    return DVM_OK;
+}
+
+static dvm_status product(struct dvm_graph *g, int op, int n, const dvm_val *in, const int64_t *at,
+                          dvm_dtype t, dvm_ref *out) {
+    dvm_ref r[3];
+    for (int i = 0; i < n; i++) DVM_TRY(get(g, in[i], &r[i]));
+    DVM_TRY(dvm_graph_of_factors(g, in, check_factors(g, op, r, t)));
     struct dvm_node nd = {.op = (uint8_t)op,
                           .dtype = (uint8_t)t,
                           .nin = (uint8_t)n,

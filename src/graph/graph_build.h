@@ -24,6 +24,8 @@ dvm_status dvm_graph_at_user(const struct dvm_graph *g, dvm_status st);
         dvm_status at_st_ = (expr);                                              \
         if (DVM_UNLIKELY(at_st_ != DVM_OK)) return dvm_graph_at_user(g, at_st_); \
     } while (0)
+/* A product's refusal, led by the shapes of its factors, where they are values of this graph. */
+dvm_status dvm_graph_of_factors(const struct dvm_graph *g, const dvm_val *in, dvm_status st);
 /* A MATMUL or GROUPED node with these attributes; n operands. */
 dvm_status dvm_graph_product(struct dvm_graph *g, int op, int n, const dvm_val *in,
                              const int64_t *at, dvm_dtype t, dvm_val *out);

@@ -1,5 +1,7 @@
 /* Matrix products as the builder makes them: one node for the product, and for a bias the nodes that a user could have
  * written: the product in f32, the bias added, one rounding. A failing call leaves the graph as it was. */
+#include <string.h>
+
 #include "base/err.h"
 #include "graph/graph.h"
 #include "graph/graph_build.h"
@@ -24,22 +26,33 @@ static dvm_status op2(struct dvm_graph *g, dvm_op op, dvm_val a, dvm_val b, dvm_
     return dvm_graph_op(g, op, 2, (dvm_val[]){a, b}, out);
 }
 
-static dvm_status check_bias(const struct dvm_graph *g, dvm_val bias, int want) {
+/* A bias has the sizes of `want`, or 1; it may not widen the product, as plain broadcasting would let it. */
+static dvm_status check_bias(const struct dvm_graph *g, const dvm_val *in, dvm_val bias, int rank,
+                             const dvm_dim *want) {
     struct dvm_shape s = {0};
     char buf[256];
-    AT_TRY(dvm_graph_shape(g, bias, &s.rank, s.d));
-    if (s.rank >= 0 && s.rank != want)
-        AT_FAIL(SHAPE, "a bias of shape %s; it has %d ax%s", dvm_shape_str(&s, buf, sizeof buf),
-                want, want == 1 ? "is" : "es");
+    DVM_TRY(dvm_graph_shape(g, bias, &s.rank, s.d));
+    bool fits = s.rank < 0 || s.rank == rank;
+    for (int d = 0; fits && d < s.rank; d++)
+        fits = s.d[d] < 0 || s.d[d] == 1 || want[d] < 0 || s.d[d] == want[d];
+    if (fits) return DVM_OK;
+    struct dvm_shape w = {.rank = rank};
+    char text[256];
+    memcpy(w.d, want, (size_t)rank * sizeof *want);
+    dvm_err_set(DVM_ERR_SHAPE, "a bias of shape %s, where the product takes one of %s",
+                dvm_shape_str(&s, buf, sizeof buf), dvm_shape_str(&w, text, sizeof text));
+    AT_TRY(dvm_graph_of_factors(g, in, DVM_ERR_SHAPE));
     return DVM_OK;
 }
 
-static dvm_status check_result(const struct dvm_graph *g, dvm_val a, dvm_dtype t) {
+static dvm_status check_result(const struct dvm_graph *g, const dvm_val *in, dvm_dtype t) {
     dvm_dtype own;
-    AT_TRY(dvm_graph_dtype(g, a, &own));
+    DVM_TRY(dvm_graph_dtype(g, in[0], &own));
     if (t == own || t == DVM_F32) return DVM_OK;
-    AT_FAIL(DTYPE, "a product of %s gives %s or f32, not %s; cast the result", dvm_dtype_name(own),
-            dvm_dtype_name(own), dvm_dtype_name(t));
+    dvm_err_set(DVM_ERR_DTYPE, "a product of %s gives %s or f32, not %s; cast the result",
+                dvm_dtype_name(own), dvm_dtype_name(own), dvm_dtype_name(t));
+    AT_TRY(dvm_graph_of_factors(g, in, DVM_ERR_DTYPE));
+    return DVM_OK;
 }
 
 /* f32(sum) + f32(bias), rounded to t. */
@@ -55,11 +68,10 @@ static dvm_status matmul(struct dvm_graph *g, const dvm_val *in, const int64_t *
     if (!bias) return dvm_graph_product(g, DVM_OP_MATMUL, 2, in, at, t, out);
     dvm_dim n;
     dvm_val sum;
-    DVM_TRY(check_result(g, in[0], t));
-    DVM_TRY(check_bias(g, bias, 1));
+    DVM_TRY(check_result(g, in, t));
     DVM_TRY(dvm_graph_product(g, DVM_OP_MATMUL, 2, in, at, DVM_F32, &sum));
-    /* A bias may not widen the product, as plain broadcasting would let it. */
     DVM_TRY(size_of(g, sum, -1, &n));
+    DVM_TRY(check_bias(g, in, bias, 1, &n));
     DVM_TRY(dvm_graph_broadcast(g, bias, 1, &n, &bias));
     return add_bias(g, sum, bias, t, out);
 }
@@ -114,17 +126,19 @@ static dvm_status grouped(struct dvm_graph *g, const dvm_val *in, const int64_t 
     dvm_dtype list_type;
     dvm_val sum;
     AT_TRY(dvm_graph_dtype(g, in[2], &list_type));
-    if (!dvm_is_int(list_type))
-        AT_FAIL(DTYPE, "grouped_matmul takes a group list of i64 or i32, not %s",
-                dvm_dtype_name(list_type));
+    if (!dvm_is_int(list_type)) {
+        dvm_err_set(DVM_ERR_DTYPE, "grouped_matmul takes a group list of i64 or i32, not %s",
+                    dvm_dtype_name(list_type));
+        AT_TRY(dvm_graph_of_factors(g, in, DVM_ERR_DTYPE));
+    }
     if (!bias) return dvm_graph_product(g, DVM_OP_GROUPED, 3, in, at, t, out);
     if (at[2] != DVM_GROUP_M) AT_FAIL(ARG, "only groups of rows (m) have a bias");
-    DVM_TRY(check_result(g, in[0], t));
-    DVM_TRY(check_bias(g, bias, 2));
+    DVM_TRY(check_result(g, in, t));
     DVM_TRY(dvm_graph_product(g, DVM_OP_GROUPED, 3, in, at, DVM_F32, &sum));
     dvm_dim shape[2];
     DVM_TRY(size_of(g, in[2], -1, &shape[0]));
     DVM_TRY(size_of(g, sum, -1, &shape[1]));
+    DVM_TRY(check_bias(g, in, bias, 2, shape));
     DVM_TRY(dvm_graph_broadcast(g, bias, 2, shape, &bias));
     DVM_TRY(bias_rows(g, bias, in[2], (int)at[3], sum, &bias));
     return add_bias(g, sum, bias, t, out);

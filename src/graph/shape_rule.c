@@ -390,8 +390,9 @@ static dvm_status rule_grouped(const int64_t *at, const struct dvm_shape *const 
                  dvm_shape_str(a, sa, STR), dvm_shape_str(b, sb, STR), (long long)x.c,
                  (long long)y.r);
     if (by_rows && b->rank >= 0 && !may_equal(b->d[0], groups))
-        DVM_FAIL(SHAPE, "operand of shape %s for %lld groups (group list of shape %s)",
-                 dvm_shape_str(b, sb, STR), (long long)groups, dvm_shape_str(list, sl, STR));
+        DVM_FAIL(SHAPE, "operands of shapes %s and %s for %lld groups (group list of shape %s)",
+                 dvm_shape_str(a, sa, STR), dvm_shape_str(b, sb, STR), (long long)groups,
+                 dvm_shape_str(list, sl, STR));
     if (by_rows)
         *out = (struct dvm_shape){.rank = 2, .d = {x.r, y.c}};
     else

@@ -168,9 +168,21 @@ def test_same_bits_for_every_layout_and_thread_count(rng):
         (np.ascontiguousarray(a.T), np.ascontiguousarray(b.T)),
         ("float32",) * 2,
     )
-    rows = run("cube", lambda k, x, y: k.matmul(x, y), (a[7:8], b), ("float32",) * 2)
+    rows = run("cube", lambda k, x, y: k.matmul(x, y), (a[7:9], b), ("float32",) * 2)
     assert want.tobytes() == flipped.tobytes()
-    assert want[7:8].tobytes() == rows.tobytes()
+    assert want[7:9].tobytes() == rows.tobytes()
+    for x, y in ((a[7:8], b), (a, b[:, 3:4])):  # one row, one column: added in lanes
+        want = run("cube", lambda k, x, y: k.matmul(x, y), (x, y), ("float32",) * 2)
+        for tx, ty in itertools.product((False, True), repeat=2):
+            p = np.ascontiguousarray(x.T) if tx else x
+            q = np.ascontiguousarray(y.T) if ty else np.ascontiguousarray(y)
+            got = run(
+                "cube",
+                lambda k, x, y, tx=tx, ty=ty: k.matmul(x, y, tx, ty),
+                (p, q),
+                ("float32",) * 2,
+            )
+            assert want.tobytes() == got.tobytes()
 
 
 def test_symbolic_sizes(rng):
@@ -336,27 +348,75 @@ def test_bad_group_lists(rng):
 
 def test_errors_name_both_shapes():
     k = dvm.Kernel("split")
-    a, b = k.load([2, 3, 4], "float32"), k.load([3, 5, 6], "float32")
-    with pytest.raises(dvm.ShapeError, match=r"\[2, 3, 4\] and \[3, 5, 6\].*4 and 5"):
-        k.matmul(a, b)
-    with pytest.raises(dvm.ShapeError, match=r"\[2, 3, 4\] and \[3, 4, 6\]"):
-        k.matmul(a, k.load([3, 4, 6], "float32"))
-    with pytest.raises(dvm.ShapeError, match="at least 2 axes"):
-        k.matmul(a, k.load([4], "float32"))
-    with pytest.raises(dvm.DTypeError, match="f32 and f16"):
-        k.matmul(a, k.load([4, 6], "float16"))
-    with pytest.raises(dvm.DTypeError, match="i32"):
-        k.matmul(k.load([4, 4], "int32"), k.load([4, 4], "int32"))
-    with pytest.raises(dvm.ShapeError, match=r"\[7\]"):
-        k.matmul(a, k.load([4, 6], "float32"), bias=k.load([7], "float32"))
-    with pytest.raises(dvm.ShapeError, match=r"2 groups"):
-        k.grouped_matmul(
-            k.load([4, 4], "float32"),
-            k.load([3, 4, 6], "float32"),
-            group_list=k.load([2], "int64"),
-        )
+
+    def load(*shape, dtype="float32"):
+        return k.load(list(shape), dtype)
+
+    a = load(2, 3, 4)
+    i64 = {"group_list": load(3, dtype="int64")}
+    for error, text, f in (
+        (
+            dvm.ShapeError,
+            r"\[2, 3, 4\] and \[3, 5, 6\].*4 and 5",
+            lambda: k.matmul(a, load(3, 5, 6)),
+        ),
+        (dvm.ShapeError, r"\[2, 3, 4\] and \[3, 4, 6\]", lambda: k.matmul(a, load(3, 4, 6))),
+        (dvm.ShapeError, r"\[2, 3, 4\] and \[4\].*2 axes", lambda: k.matmul(a, load(4))),
+        (
+            dvm.DTypeError,
+            r"\[2, 3, 4\] and \[4, 6\].*f32 and f16",
+            lambda: k.matmul(a, load(4, 6, dtype="float16")),
+        ),
+        (
+            dvm.DTypeError,
+            r"\[4, 5\] and \[5, 4\].*i32",
+            lambda: k.matmul(load(4, 5, dtype="int32"), load(5, 4, dtype="int32")),
+        ),
+        (
+            dvm.ShapeError,
+            r"\[2, 3, 4\] and \[4, 6\].*\[7\].*\[6\]",
+            lambda: k.matmul(a, load(4, 6), bias=load(7)),
+        ),
+        (
+            dvm.ShapeError,
+            r"\[2, 3, 4\] and \[4, 6\].*\[1, 6\]",
+            lambda: k.matmul(a, load(4, 6), bias=load(1, 6)),
+        ),
+        (
+            dvm.ShapeError,
+            r"\[4, 4\] and \[3, 4, 6\].*2 groups",
+            lambda: k.grouped_matmul(load(4, 4), load(3, 4, 6), group_list=load(2, dtype="int64")),
+        ),
+        (
+            dvm.ShapeError,
+            r"\[4, 4\] and \[3, 5, 6\].*4 and 5",
+            lambda: k.grouped_matmul(load(4, 4), load(3, 5, 6), **i64),
+        ),
+        (
+            dvm.ShapeError,
+            r"\[4, 4\] and \[5, 6\].*ranks",
+            lambda: k.grouped_matmul(load(4, 4), load(5, 6), **i64),
+        ),
+        (
+            dvm.DTypeError,
+            r"\[4, 4\] and \[3, 4, 6\].*f32 and f16",
+            lambda: k.grouped_matmul(load(4, 4), load(3, 4, 6, dtype="float16"), **i64),
+        ),
+        (
+            dvm.DTypeError,
+            r"\[4, 4\] and \[3, 4, 6\].*i64 or i32, not f32",
+            lambda: k.grouped_matmul(load(4, 4), load(3, 4, 6), group_list=load(3)),
+        ),
+        (
+            dvm.ShapeError,
+            r"\[4, 4\] and \[3, 4, 6\].*\[2, 6\].*\[3, 6\]",
+            lambda: k.grouped_matmul(load(4, 4), load(3, 4, 6), bias=load(2, 6), **i64),
+        ),
+    ):
+        with pytest.raises(error, match=text):
+            f()
     with pytest.raises(dvm.ArgumentError, match="group_list"):
-        k.grouped_matmul(a, b)
+        k.grouped_matmul(a, load(3, 5, 6))
 
 
 def declare(kind):

@@ -8,51 +8,48 @@ static bool float_type(dvm_dtype t) { return t == DVM_F32 || t == DVM_BF16 || t 
 static dvm_status check_groups(const struct dvm_gemm *g) {
     int64_t limit = g->form == DVM_GEMM_GROUPM ? g->m : g->k, before = 0;
     const char *name = g->form == DVM_GEMM_GROUPM ? "rows of a" : "k of a and b";
-    if (g->nbatch) DVM_FAIL(SHAPE, "grouped matmul: operands have no batch dimensions");
-    if (g->ngroup < 0 || (g->ngroup > 0 && !g->ends))
-        DVM_FAIL(ARG, "grouped matmul: no group list");
+    if (g->nbatch) DVM_FAIL(SHAPE, "groups have no batch dimensions");
+    if (g->ngroup < 0 || (g->ngroup > 0 && !g->ends)) DVM_FAIL(ARG, "no group list");
     for (int64_t i = 0; i < g->ngroup; before = g->ends[i++]) {
         if (g->ends[i] < before)
-            DVM_FAIL(SHAPE, "grouped matmul: group list decreases at %lld: %lld after %lld",
-                     (long long)i, (long long)g->ends[i], (long long)before);
+            DVM_FAIL(SHAPE, "group list decreases at %lld: %lld after %lld", (long long)i,
+                     (long long)g->ends[i], (long long)before);
         if (g->ends[i] > limit)
-            DVM_FAIL(
-                SHAPE,
-                "grouped matmul: group %lld ends at %lld, beyond the %lld %s; a is [%lld, %lld], "
-                "b is [%lld, %lld]",
-                (long long)i, (long long)g->ends[i], (long long)limit, name, (long long)g->m,
-                (long long)g->k, (long long)g->k, (long long)g->n);
+            DVM_FAIL(SHAPE, "group %lld ends at %lld, beyond the %lld %s", (long long)i,
+                     (long long)g->ends[i], (long long)limit, name);
     }
     return DVM_OK;
 }
 
-dvm_status dvm_gemm_check(const struct dvm_gemm *g) {
-    if (g->m < 0 || g->n < 0 || g->k < 0)
-        DVM_FAIL(SHAPE, "matmul: negative size in [%lld, %lld] x [%lld, %lld]", (long long)g->m,
-                 (long long)g->k, (long long)g->k, (long long)g->n);
+static dvm_status check(const struct dvm_gemm *g) {
+    if (g->m < 0 || g->n < 0 || g->k < 0) DVM_FAIL(SHAPE, "a size is negative");
     if ((!g->pack_a && !float_type(g->a.t)) || (!g->pack_b && !float_type(g->b.t)))
-        DVM_FAIL(DTYPE, "matmul: operands are %s and %s; f32, bf16 and f16 can be multiplied",
+        DVM_FAIL(DTYPE, "operands are %s and %s; f32, bf16 and f16 can be multiplied",
                  dvm_dtype_name(g->a.t), dvm_dtype_name(g->b.t));
     if (!g->epilogue && !float_type(g->out.t))
-        DVM_FAIL(DTYPE, "matmul: result is %s; f32, bf16 or f16 can be stored",
-                 dvm_dtype_name(g->out.t));
+        DVM_FAIL(DTYPE, "result is %s; f32, bf16 or f16 can be stored", dvm_dtype_name(g->out.t));
     if (!g->epilogue && g->bias && !float_type(g->bias_t))
-        DVM_FAIL(DTYPE, "matmul: bias is %s; f32, bf16 or f16 can be added",
-                 dvm_dtype_name(g->bias_t));
+        DVM_FAIL(DTYPE, "bias is %s; f32, bf16 or f16 can be added", dvm_dtype_name(g->bias_t));
     if (g->nbatch < 0 || g->nbatch > DVM_GEMM_NBATCH)
-        DVM_FAIL(LIMIT, "matmul: %d batch dimensions; at most %d", g->nbatch, DVM_GEMM_NBATCH);
+        DVM_FAIL(LIMIT, "%d batch dimensions; at most %d", g->nbatch, DVM_GEMM_NBATCH);
     if (g->panel < 0 || g->panel > DVM_GEMM_TM ||
         (g->panel && (!g->epilogue || g->form != DVM_GEMM_BATCH || g->n > DVM_GEMM_PANEL_N)))
-        DVM_FAIL(ARG, "matmul: a panel of %lld rows of %lld", (long long)g->panel, (long long)g->n);
+        DVM_FAIL(ARG, "a panel of %lld rows", (long long)g->panel);
     if (g->lanes && (g->form != DVM_GEMM_BATCH || (g->m != 1 && g->n != 1)))
-        DVM_FAIL(ARG,
-                 "matmul: [%lld, %lld] x [%lld, %lld] in lanes: one row or one column, no groups",
-                 (long long)g->m, (long long)g->k, (long long)g->k, (long long)g->n);
+        DVM_FAIL(ARG, "lanes take one row or one column, and no groups");
     int64_t all = 1;
     for (int d = 0; d < g->nbatch; d++)
         if (g->bdim[d] < 0 || !dvm_mul_ok(all, g->bdim[d], &all))
-            DVM_FAIL(SHAPE, "matmul: batch dimension %d is %lld", d, (long long)g->bdim[d]);
+            DVM_FAIL(SHAPE, "batch dimension %d is %lld", d, (long long)g->bdim[d]);
     return g->form == DVM_GEMM_BATCH ? DVM_OK : check_groups(g);
+}
+
+dvm_status dvm_gemm_check(const struct dvm_gemm *g) {
+    dvm_status st = check(g);
+    if (st == DVM_OK) return st;
+    return dvm_err_context(st, "%s of [%lld, %lld] and [%lld, %lld]: ",
+                           g->form == DVM_GEMM_BATCH ? "matmul" : "grouped matmul", (long long)g->m,
+                           (long long)g->k, (long long)g->k, (long long)g->n);
 }
 
 int64_t dvm_gemm_items(const struct dvm_gemm *g) {
