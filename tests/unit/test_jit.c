@@ -850,19 +850,77 @@ static void test_turned(void **state) {
         int64_t cs = (rows + below(PAD + 1)) * size;
         memset(to, 0x55, sizeof to);
         memset(back, 0x55, sizeof back);
-        dvm_jit_gather(to + GUARD, from, size, cs, rows, cols, (int)size);
-        dvm_jit_scatter(back + GUARD, size, cs, to + GUARD, rows, cols, (int)size);
+        int64_t pitch = (cols + below(PAD + 1)) * size;
+        dvm_jit_gather(to + GUARD, pitch, from, size, cs, rows, cols, (int)size);
+        dvm_jit_scatter(back + GUARD, size, cs, to + GUARD, pitch, rows, cols, (int)size);
         for (int64_t i = 0; i < rows; i++)
             for (int64_t j = 0; j < cols; j++)
-                assert_memory_equal(to + GUARD + (i * cols + j) * size, from + i * size + j * cs,
+                assert_memory_equal(to + GUARD + i * pitch + j * size, from + i * size + j * cs,
                                     (size_t)size);
         for (int64_t n = 0; n < (int64_t)sizeof to; n++) {
             int64_t at = n - GUARD;
-            if (at < 0 || at >= rows * cols * size) assert_int_equal(to[n], 0x55);
+            if (at < 0 || at >= rows * pitch || at % pitch >= cols * size)
+                assert_int_equal(to[n], 0x55);
             bool element = at >= 0 && at / cs < cols && at % cs < rows * size;
             assert_int_equal(back[n], element ? from[at] : 0x55);
         }
     }
+}
+
+/* Matrices that are turned on the way in or out, far larger than the caches, plus one that is not. */
+static void test_turned_far(void **state) {
+    (void)state;
+    enum { FAR = 9 << 20, COLS = 2100, ROWS = 130 };
+    static const uint8_t dtypes[] = {DVM_F32, DVM_BF16, DVM_I64, DVM_I32};
+    static const int16_t rows[] = {1, 63, 64, ROWS}, cols[] = {1030, 1041, COLS};
+    static struct prog p;
+    char *x = malloc(FAR), *y = malloc(ROWS * COLS * 8), *z[2] = {malloc(FAR), malloc(FAR)};
+    for (int k = 0; k < 4 * 4 * 3 * 2; k++) {
+        int dtype = dtypes[k % 4], type = dvm_vt_of(dtype);
+        bool out = k / 48;
+        struct dvm_code *code[2];
+        int64_t m = rows[k / 4 % 4], n = cols[k / 16 % 3],
+                e = (int64_t)dvm_dtype_size((dvm_dtype)dtype), step = ((8 << 20) / n / e + 1) * e;
+        memset(&p, 0, sizeof p);
+        p.s = (struct dvm_strip){.mode = DVM_MODE_MAP, .opnd = p.opnd, .ins = p.ins, .lit = p.lit};
+        int strided = DVM_OPND_STRIDED, contig = DVM_OPND_CONTIG;
+        int a = add(&p, DVM_BC_LOAD, type,
+                    add_opnd(&p, dtype, out ? contig : strided, DVM_ROLE_LOAD), 0, 0);
+        int b = add(&p, DVM_BC_LOAD, type, add_opnd(&p, dtype, contig, DVM_ROLE_LOAD), 0, 0);
+        int v = add(&p, DVM_OP_ADD, type, a, b, 0);
+        add(&p, DVM_BC_STORE, type, add_opnd(&p, dtype, out ? strided : contig, DVM_ROLE_STORE), v,
+            0);
+        rng = (uint64_t)k + 3;
+        assert_true(m * e <= step && step * n <= FAR);
+        for (int64_t j = 0; j < n; j++)
+            for (int64_t i = 0; i < m; i++) {
+                uint64_t bits[2] = {random_bits(dtype), random_bits(dtype)};
+                memcpy(out ? x + (i * n + j) * e : x + j * step + i * e, &bits[0], (size_t)e);
+                memcpy(y + (i * n + j) * e, &bits[1], (size_t)e);
+            }
+        assert_int_equal(ref.compile(&ref, &mem, &p.s, &code[0]), DVM_OK);
+        assert_int_equal(dvm_jit_compile(&mem, &p.s, best(), &code[1]), DVM_OK);
+        for (int which = 0; which < 2; which++) {
+            struct dvm_opnd_arg dense = {.rs = n * e, .cs = e}, turned = {.rs = e, .cs = step};
+            struct dvm_opnd_arg opnd[3] = {out ? dense : turned, dense, out ? turned : dense};
+            struct dvm_strip_args args = {.opnd = opnd, .m = m, .n = n, .stream = k % 3 == 0};
+            opnd[0].ptr = x;
+            opnd[1].ptr = y;
+            opnd[2].ptr = z[which];
+            args.scratch = aligned_alloc(64, (code[which]->scratch + 64) & ~(size_t)63);
+            memset(z[which], 0x55, (size_t)(out ? step * n : (m + 1) * n * e));
+            code[which]->run(code[which], &args);
+            free(args.scratch);
+        }
+        for (int64_t i = 0; i < (out ? step * n : (m + 1) * n * e); i += e)
+            assert_true(same(dtype, z[0] + i, z[1] + i));
+        ref.destroy(&ref, &mem, code[0]);
+        dvm_jit_destroy(&mem, code[1]);
+    }
+    free(x);
+    free(y);
+    free(z[0]);
+    free(z[1]);
 }
 
 int main(void) {
@@ -877,7 +935,7 @@ int main(void) {
         cmocka_unit_test(test_switched_off),   cmocka_unit_test(test_avx2_only),
         cmocka_unit_test(test_listing),        cmocka_unit_test(test_boxes),
         cmocka_unit_test(test_turned),         cmocka_unit_test(test_rows_by_turns),
-        cmocka_unit_test(test_boxes_by_turns),
+        cmocka_unit_test(test_boxes_by_turns), cmocka_unit_test(test_turned_far),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

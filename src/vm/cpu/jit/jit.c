@@ -84,6 +84,8 @@ static void lay_scratch(struct dvm_jit_code *c, const struct dvm_jb *b, uint8_t 
         c->may_stage |= flags[o];
         if (flags[o]) end += dvm_jit_stage_bytes(s->mode, s->opnd[o].dtype);
     }
+    c->wide = (int32_t)end;
+    if (s->mode == DVM_MODE_MAP && c->may_stage) end += J_WIDE_BYTES;
     c->trees = (int32_t)end;
     if (s->mode == DVM_MODE_ROW)
         end += (size_t)b->nfold * sizeof(struct dvm_tree) * (c->may_stage ? J_STAGE_ROWS : 1);

@@ -29,7 +29,7 @@ struct dvm_jit_code {
     uint16_t nfold;
     int32_t parts, part_bytes, part_room;
     int32_t band_cols; /* COL: columns that can be done in bands of rows, or 0 */
-    int32_t opnds, stage, trees;
+    int32_t opnds, stage, wide, trees;
     const struct dvm_jit_fold *fold;
     struct dvm_jit_name *name; /* known to gdb, or NULL */
     const uint8_t
@@ -41,6 +41,9 @@ enum {
     J_STAGE_BYTES = 16 << 10, /* of one staged operand, at least */
     J_STAGE_SIDE =
         256, /* bytes of a side of a turned tile: four lines of memory in each direction */
+    J_WIDE_COLS = 1024, /* of a turned tile far away */
+    J_WIDE_BYTES = J_STAGE_SIDE * J_WIDE_COLS +
+        64 * J_STAGE_SIDE,   /* rows end with an unused line */
     J_FETCH_BYTES = 8 << 20, /* turned matrices from here on are not in the near caches */
     J_FAR_BYTES = 96 << 10,  /* rows of a reduction that are not all in the first cache */
     J_BAND_BYTES = 8 << 10,  /* accumulators of columns between bands */
@@ -56,10 +59,10 @@ void dvm_jit_run_col(const struct dvm_code *c, const struct dvm_strip_args *a);
 /* Bytes that staging an operand takes. */
 size_t dvm_jit_stage_bytes(int mode, int dtype);
 
-/* jit_stage.c: strided memory to contiguous rows of `cols` elements, and back. */
-void dvm_jit_gather(char *to, const char *from, int64_t rs, int64_t cs, int64_t rows, int64_t cols,
-                    int size);
+/* jit_stage.c: strided memory to rows of contiguous elements, `pitch` bytes apart, a multiple of the size, and back. */
+void dvm_jit_gather(char *to, int64_t pitch, const char *from, int64_t rs, int64_t cs, int64_t rows,
+                    int64_t cols, int size);
 void dvm_jit_prefetch(const char *p);
-void dvm_jit_scatter(char *to, int64_t rs, int64_t cs, const char *from, int64_t rows, int64_t cols,
-                     int size);
+void dvm_jit_scatter(char *to, int64_t rs, int64_t cs, const char *from, int64_t pitch,
+                     int64_t rows, int64_t cols, int size);
 #endif

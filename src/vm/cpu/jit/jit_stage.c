@@ -142,27 +142,26 @@ void dvm_jit_prefetch(const char *p) { (void)p; }
 
 static int64_t whole(int64_t n, int side) { return side ? n - n % side : 0; }
 
-void dvm_jit_gather(char *to, const char *from, int64_t rs, int64_t cs, int64_t rows, int64_t cols,
-                    int size) {
-    int64_t r = 0, c = 0;
+void dvm_jit_gather(char *to, int64_t pitch, const char *from, int64_t rs, int64_t cs, int64_t rows,
+                    int64_t cols, int size) {
+    int64_t r = 0, c = 0, p = pitch / size;
     if (rs == size) {
         r = whole(rows, length_of(size));
         c = whole(cols, lines_of(size));
-        turn_all(to, cols * size, from, cs, c, r, size);
+        turn_all(to, pitch, from, cs, c, r, size);
     }
-    if (r < rows) gather_loop(to + r * cols * size, cols, from + r * rs, rs, cs, rows - r, c, size);
-    gather_loop(to + c * size, cols, from + c * cs, rs, cs, rows, cols - c, size);
+    if (r < rows) gather_loop(to + r * pitch, p, from + r * rs, rs, cs, rows - r, c, size);
+    gather_loop(to + c * size, p, from + c * cs, rs, cs, rows, cols - c, size);
 }
 
-void dvm_jit_scatter(char *to, int64_t rs, int64_t cs, const char *from, int64_t rows, int64_t cols,
-                     int size) {
-    int64_t r = 0, c = 0;
+void dvm_jit_scatter(char *to, int64_t rs, int64_t cs, const char *from, int64_t pitch,
+                     int64_t rows, int64_t cols, int size) {
+    int64_t r = 0, c = 0, p = pitch / size;
     if (rs == size) {
         r = whole(rows, lines_of(size));
         c = whole(cols, length_of(size));
-        turn_all(to, cs, from, cols * size, r, c, size);
+        turn_all(to, cs, from, pitch, r, c, size);
     }
-    if (r < rows)
-        scatter_loop(to + r * rs, rs, cs, from + r * cols * size, cols, rows - r, c, size);
-    scatter_loop(to + c * cs, rs, cs, from + c * size, cols, rows, cols - c, size);
+    if (r < rows) scatter_loop(to + r * rs, rs, cs, from + r * pitch, p, rows - r, c, size);
+    scatter_loop(to + c * cs, rs, cs, from + c * size, p, rows, cols - c, size);
 }
