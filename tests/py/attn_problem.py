@@ -61,6 +61,15 @@ class Problem:
             x = np.concatenate([x, np.full((pad, *x.shape[1:]), np.nan)])
         return to_dtype(x, self.dtype)
 
+    def lists(self):
+        """Lengths, where the layout wants them."""
+        if self.layout.upper() != "TND":
+            return {}
+        return {
+            "actual_seq_qlen": np.cumsum(self.qlen).tolist(),
+            "actual_seq_kvlen": np.cumsum(self.klen).tolist(),
+        }
+
     def keywords(self, back):
         kw = dict(
             sparse_mode=self.mode,
@@ -75,10 +84,7 @@ class Problem:
             **self.extra,
         )
         kw["scale_value" if back else "scale"] = self.scale
-        if self.layout.upper() == "TND" and "actual_seq_qlen" not in kw:
-            kw["actual_seq_qlen"] = np.cumsum(self.qlen).tolist()
-            kw["actual_seq_kvlen"] = np.cumsum(self.klen).tolist()
-        return kw
+        return self.lists() | kw
 
     def forward(self):
         np.random.seed(self.seed)
