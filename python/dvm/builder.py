@@ -550,9 +550,13 @@ class Kernel(ops.Operations):
         self._emit("section", None, low_section, kind, int(flags) & _C_FLAGS)
 
     def parallel_add(self, ktype: int | str, flags: int = 0, core_limit: int = 0) -> None:
-        """Opens the next independent part of a `parallel` kernel. `core_limit` is not used."""
+        """Opens the next independent part of a `parallel` kernel. Parts run one after the other on all
+        threads, so `core_limit` changes nothing; 0 is no limit.
+        """
         if self._kind != self.K_PARAL:
             raise StateError("parallel_add belongs to kernels of type parallel")
+        if not isinstance(core_limit, int) or core_limit < 0:
+            raise ArgumentError(f"parallel_add: core_limit is 0 or a number of cores, not {core_limit!r}")
         self._section(ktype, flags)
 
     def seq_add(self, ktype: int | str, flags: int = 0) -> None:

@@ -1,5 +1,6 @@
 """Each method and rule of the kernel language against numpy."""
 
+import itertools
 import math
 
 import dvm
@@ -841,6 +842,34 @@ def test_parallel(rng):
     old.run()
     same(old.output(p), np.exp(x), 1e-6)
     same(old.output(q), -y)
+
+
+def test_limits_and_tuning_change_nothing(rng):
+    x, w = normal(rng, 37, 300), normal(rng, 300, 41)
+
+    def bits(limit):
+        k = dvm.PyKernel("parallel")
+        k.parallel_add(k.K_CUBE, 0, limit)
+        p = k.store(k.matmul(declare(k, x), declare(k, w)))
+        k.parallel_add(k.K_VEC, 0, limit)
+        q = k.store(k.sum(declare(k, x), [1]))
+        k.run()
+        return k.output(p).tobytes(), k.output(q).tobytes()
+
+    want = bits(0)
+    assert bits(1) == bits(1000) == want
+    calls = (
+        dvm.PyKernel.set_deterministic,
+        dvm.PyKernel.set_determ,
+        dvm.PyKernel.set_online_tuning,
+        dvm.PyKernel.set_lazy_tuning,
+    )
+    for call, enable in itertools.product(calls, (True, False)):
+        assert call(enable) is None
+        assert bits(2) == want
+    for limit in (-1, 1.5, "2"):
+        with pytest.raises(dvm.ArgumentError, match="core_limit"):
+            dvm.PyKernel("parallel").parallel_add(dvm.Kernel.K_VEC, 0, limit)
 
 
 def test_seq(rng):
