@@ -121,6 +121,21 @@ def test_views_and_sizes_after_a_hit():
         same([c(x * 2)], [f(x * 2)])
 
 
+def test_memory_that_is_not_initialized_after_a_hit():
+    """What torch would run instead of the kernel has zeros there, an operator of no graph."""
+
+    def f(x):
+        return torch.empty_like(x) * 0, x + 1
+
+    x = torch.randn(12)
+    for hit in (0, 1):
+        torch._dynamo.reset()
+        c = torch.compile(f, backend="dvm", options={"cache": True})
+        same([c(x)[1]], [f(x)[1]])
+        s = dvm.torch.summary()
+        assert not s.fallbacks and (s.cache_hits, s.cache_damaged) == (hit, 0)
+
+
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_torch_takes_over_after_a_hit(dynamic):
     """A kernel from the cache has no graph: what torch runs instead is in the entry."""

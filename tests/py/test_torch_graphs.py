@@ -347,6 +347,19 @@ def test_check_option_passes_and_catches():
         check(lambda x, y: [x], "k", torch.ones(5), torch.zeros(5))
 
 
+def test_check_option_where_traced_strides_are_not_eagers():
+    """softplus_backward gives the strides of its gradient; the traced value has those of x, and the
+    view behind it is none of eager's."""
+
+    def f(x):
+        return F.softplus(x.float().view(2, 6, 4)).transpose(1, 2).contiguous() * 2
+
+    x = torch.randn(12, 4, dtype=torch.bfloat16, requires_grad=True)
+    (want,) = torch.autograd.grad(f(x).sum(), x)
+    (got,) = torch.autograd.grad(compiled(f, options={"check": True})(x).sum(), x)
+    same(got, want)
+
+
 # ---------------------------------------------------------------------------------- training
 
 

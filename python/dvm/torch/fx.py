@@ -125,6 +125,7 @@ class Emitter:
         self._operands: list[Node] = []
         self._scalars: dict[str, str] = {}
         self._serial = 0
+        self._readable: set[Node] = set()
         self.node: Node = None  # type: ignore[assignment]
         self.out: Any = None  # fake value of the node: tensor or tuple
 
@@ -138,7 +139,7 @@ class Emitter:
 
     def write(self, node: Node) -> Written:
         """Lines of a node; raises Unsupported."""
-        target = str(node.target)
+        target = name_of(node)
         found = ROWS.get(target)
         if found is None:
             raise Unsupported(why_left(target))
@@ -147,7 +148,7 @@ class Emitter:
         self._begin(node)
         if isinstance(self.out, torch.Tensor):
             _on_device(self.out)
-            if any(isinstance(s, int) and s == 0 for s in self.out.shape) and not found.view:
+            if not found.view and _is_empty(self.out):
                 return self._end(self._empty(), False)
         args = [self._argument(a) for a in node.args]
         kwargs = {k: self._argument(v) for k, v in node.kwargs.items()}
@@ -221,8 +222,9 @@ class Emitter:
             v = self.vals.get(a)
             if v is not None:
                 self._operands.append(a)
-                if isinstance(v, Val):
+                if isinstance(v, Val) and a not in self._readable:
                     self._loadable(a, v)
+                    self._readable.add(a)
                 return v
             return self.scalar(a.meta.get("val"))
         if isinstance(a, (list, tuple)):
@@ -253,10 +255,15 @@ class Emitter:
         """Appends `name = k.op(args)`. The dtypes are those of the first value unless given."""
         held = dtype
         if dtype is None:
-            first = next(a for a in args if isinstance(a, (Val, list)))
-            first = first[0] if isinstance(first, list) else first
+            for first in args:
+                if type(first) is list:
+                    first = first[0]
+                if type(first) is Val:
+                    break
             dtype, held = first.dtype, first.held
-        text = [self.text(a) for a in args] + [f"{k}={self.text(v)}" for k, v in kw.items()]
+        text = list(map(self.text, args))
+        if kw:
+            text += [f"{k}={self.text(v)}" for k, v in kw.items()]
         name = self.fresh(op)
         self._lines.append((name, f"k.{op}({', '.join(text)})"))
         return Val(name, dtype, held, None)
@@ -270,7 +277,10 @@ class Emitter:
                 return name
 
     def text(self, a: Any) -> str:
-        if isinstance(a, (Val, Scalar, Raw)):
+        kind = type(a)
+        if kind is Val or kind is Scalar:
+            return a.name
+        if kind is int or kind is Raw:
             return str(a)
         if isinstance(a, torch.dtype):
             return DTYPES[a]
@@ -450,6 +460,13 @@ def _kind(t: torch.dtype) -> int:
     return 3 if t.is_complex else 2 if t.is_floating_point else 0 if t is torch.bool else 1
 
 
+def _is_empty(fake: torch.Tensor) -> bool:
+    """Without elements, whatever the symbols are."""
+    if fake._has_symbolic_sizes_strides:
+        return any(isinstance(s, int) and s == 0 for s in fake.shape)
+    return fake.numel() == 0
+
+
 def _on_device(fake: torch.Tensor) -> None:
     if fake.device.type != "cpu":
         raise Unsupported(f"device {fake.device.type}")
@@ -466,6 +483,20 @@ def literal(a: Any) -> str | None:
     if isinstance(a, (torch.dtype, torch.layout, torch.memory_format)):
         return str(a)
     return None
+
+
+_names: dict[torch._ops.OpOverload, str] = {}
+
+
+def name_of(node: Node) -> str:
+    """str(node.target), which torch makes anew at every call."""
+    target = node.target
+    if not isinstance(target, torch._ops.OpOverload):
+        return str(target)
+    name = _names.get(target)
+    if name is None:
+        name = _names[target] = str(target)
+    return name
 
 
 def is_getitem(node: Node) -> bool:

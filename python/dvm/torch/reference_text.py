@@ -19,7 +19,7 @@ import sympy
 import torch
 from torch.fx import Node
 
-from .fx import is_getitem, literal
+from .fx import is_getitem, literal, name_of
 from .symbols import expression
 
 HEADER = """\
@@ -41,6 +41,17 @@ ZEROED = {
     "aten.new_empty.default": "aten.new_zeros.default",
     "aten.new_empty_strided.default": "aten.new_zeros.default",
 }
+
+
+# Between ops stand eager's own strides. A view of them may need a copy where the traced ones, which
+# kernels give their results, need none.
+COPIED = {
+    "aten.view.default": "aten.reshape.default",
+    "aten._unsafe_view.default": "aten.reshape.default",
+}
+
+# Operators that may stand in the text and not in the graph.
+OTHERS = frozenset((EMPTY, *ZEROED.values(), *COPIED.values()))
 
 
 class NoText(ValueError):
@@ -70,13 +81,13 @@ def reference_text(
         if node in moved:
             known[node] = known[moved[node]]
             continue
-        target, kwargs = str(node.target), node.kwargs
+        target, kwargs = name_of(node), node.kwargs
         if target in ZEROED:  # in whatever order of strides
             kwargs = {k: v for k, v in kwargs.items() if k != "memory_format"}
         positional = node.args[:2] if target == "aten.new_empty_strided.default" else node.args
         args = [_text(a, known, sizes, print_) for a in positional]
         args += [f"{k}={_text(v, known, sizes, print_)}" for k, v in kwargs.items()]
-        target = ZEROED.get(target, target)
+        target = COPIED.get(target, ZEROED.get(target, target))
         op = "operator.getitem" if is_getitem(node) else f"torch.ops.{target}"
         lines.append(f"    {node.name} = {op}({', '.join(args)})\n")
         known[node] = node.name
@@ -85,9 +96,14 @@ def reference_text(
     return f"def reference({parameters}):\n{''.join(lines)}    return [{results}]\n"
 
 
+_PLAIN = (int, bool, float)
+
+
 def _text(a: Any, known: dict, sizes: dict, print_: Callable) -> str:
     if isinstance(a, Node):
-        return known[a] if a in known else _text(a.meta["val"], known, sizes, print_)
+        return known.get(a) or _text(a.meta["val"], known, sizes, print_)
+    if a is None or type(a) in _PLAIN:
+        return repr(a)
     if isinstance(a, (list, tuple)):
         parts = [_text(x, known, sizes, print_) for x in a]
         return f"[{', '.join(parts)}]"
