@@ -39,9 +39,10 @@ FACTOR = 2.0
 FLOOR = {torch.float32: 4e-6, torch.bfloat16: 6e-3}
 # The distance of a few numbers in which large terms cancel is one draw from the roundings before
 # them: eager's own moves by a factor of five when all weights move by a thousandth. Where one draw
-# fails, root mean squares of so many count, at weights that are moved by up to NEAR of themselves.
+# fails, root mean squares of so many count, at weights that are moved by up to NEAR of themselves:
+# several times their dtype's spacing, or most would be rounded back to what they were.
 DRAWS = 8
-NEAR = 2.0**-10
+NEAR = {torch.float32: 2.0**-10, torch.bfloat16: 2.0**-6}
 
 
 class Wide(TorchFunctionMode):
@@ -178,9 +179,7 @@ def beside(
     random = torch.Generator().manual_seed(DRAWS)
     drawn = {row.name: [row] for row in rows}
     for _ in range(DRAWS - 1):
-        for name, p in model.named_parameters():
-            moved = 1 + NEAR * (2 * torch.rand(p.shape, generator=random) - 1)
-            p.data = (weights[name] * moved).to(p.dtype)
+        move(model, weights, random)
         compiled.load_state_dict(model.state_dict())
         for row in once(model, compiled, r, batch, {})[1]:
             drawn[row.name].append(row)
@@ -190,6 +189,13 @@ def beside(
     return losses, [
         row if row.good else together(drawn[row.name], dtypes[row.name]) for row in rows
     ]
+
+
+def move(model: nn.Module, weights: dict[str, torch.Tensor], random: torch.Generator) -> None:
+    """The model's weights become ones near the given."""
+    for name, p in model.named_parameters():
+        moved = 1 + NEAR[p.dtype] * (2 * torch.rand(p.shape, generator=random) - 1)
+        p.data = (weights[name] * moved).to(p.dtype)
 
 
 def together(draws: list[Row], dtype: torch.dtype) -> Row:

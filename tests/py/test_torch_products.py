@@ -178,11 +178,14 @@ def test_f32_by_size_and_with_work_on_the_result(m, n, k, kernel, dynamic, monke
         assert taken(lambda x, w: (x @ w.T) @ w, x, w) == 0
 
 
-@pytest.mark.parametrize("dtype", [BF16, F16])
-def test_sixteen_bits_are_torchs_unless_asked_for(dtype):
-    x, w = numbers(8, 64, dtype=dtype), numbers(64, 64, dtype=dtype)
-    assert taken(lambda x, w: F.relu(x @ w), x, w) == 0
-    assert taken(lambda x, w: F.relu(x @ w), x, w, products="all") == 1
+@pytest.mark.parametrize("dtype, least", [(BF16, 1), (F16, 4)])
+def test_sixteen_bits_where_torch_adds_one_by_one(dtype, least, monkeypatch):
+    w = numbers(64, 64, dtype=dtype)
+    for fast in (False, True):
+        monkeypatch.setattr(rows_matmul, "has_fast", lambda dtype, fast=fast: fast)
+        for m in (1, 3, 4, 100):
+            want = m == 1 and dtype is BF16 if fast else m >= least
+            assert taken(torch.mm, numbers(m, 64, dtype=dtype), w) == want, (m, fast)
 
 
 def test_switches(monkeypatch):

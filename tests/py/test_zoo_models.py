@@ -100,6 +100,19 @@ def test_noise_is_judged_by_many_draws():
     assert not report.together([draws[0]] * 8, torch.float32).good
 
 
+@pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16))
+def test_every_draw_has_weights_of_its_own(dtype):
+    """Moved by less than half their spacing, bf16 weights stay what they are, and draws are one."""
+    import report
+
+    model = Sum().to(dtype)
+    before = model.state_dict()["w"].clone()
+    report.move(model, {"w": before}, torch.Generator().manual_seed(0))
+    moved = (model.w != before).float().mean()
+    distance = ((model.w - before) / before).abs().max()
+    assert moved > 0.8 and distance < 2.0**-5
+
+
 def test_one_block_of_flux():
     """Quick: image and text stream of one block, one graph each way."""
     found = compare(tiny("flux", single_blocks=0))

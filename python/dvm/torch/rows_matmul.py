@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from .fx import HALF, PRODUCTS, ROWS, Emitter, Unsupported, Val, row
+from .fx import HALF, PRODUCTS, ROWS, Emitter, Unsupported, Val, name_of, row
 
 _FLOATS = HALF | {torch.float32}
 
@@ -22,6 +22,17 @@ _FLOATS = HALF | {torch.float32}
 # most depth; measured faster than torch's product on both machines of docs/kernels.md.
 F32 = ((4, 12, 1 << 19, 4096), (13, 16, 0, 4096))
 F32_WIDE = (*F32, (17, 64, 0, 1024))  # with AVX-512
+F16_ROWS = 4
+
+
+@functools.cache
+def has_fast(dtype: torch.dtype) -> bool:
+    """Whether torch's library has products of this 16-bit dtype for the processor."""
+    name = "_is_mkldnn_bf16_supported" if dtype is torch.bfloat16 else "_is_mkldnn_fp16_supported"
+    try:
+        return bool(getattr(torch.ops.mkldnn, name)())
+    except (AttributeError, RuntimeError):
+        return True  # unknown: left to torch
 
 
 @functools.cache
@@ -36,8 +47,10 @@ def pays(node: Node, dtype: torch.dtype, sizes: tuple[Any, Any, Any]) -> bool:
     m, n, k = map(_hint, sizes)
     if m is None or n is None or k is None:
         return False
-    if dtype in HALF:
-        return False  # for their accuracy, not their speed: docs/kernels.md
+    if dtype is torch.bfloat16:
+        return m == 1 or not has_fast(dtype)
+    if dtype is torch.float16:
+        return m >= F16_ROWS and not has_fast(dtype)
     bands = F32_WIDE if has_wide() else F32
     fits = any(a <= m <= b and n * k >= least and k <= deep for a, b, least, deep in bands)
     return fits and any(_is_elementwise(u) for u in node.users)
@@ -52,8 +65,8 @@ def _hint(size: Any) -> int | None:
 
 def _is_elementwise(node: Node) -> bool:
     """Work on every element, at once or behind views; row by row counts too (norms, softmax)."""
-    known = ROWS.get(str(node.target))
-    if known is None or str(node.target) in PRODUCTS:
+    known = ROWS.get(name_of(node))
+    if known is None or name_of(node) in PRODUCTS:
         return False
     if not known.view:
         return True
