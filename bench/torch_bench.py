@@ -35,6 +35,7 @@ from typing import Any
 
 HERE = pathlib.Path(__file__).parent
 ZOO = ("flux", "qwen3_5", "vision", "glm")
+LENGTHS = (8, 32, 128, 512)  # steps of the recurrence
 STEPS = [f"{m} {d}" for m in ("blocks", *ZOO) for d in ("fp32", "bf16")]
 
 
@@ -214,32 +215,36 @@ class Bench:
             self.note("sizes", row["case"], row["recompiles"] + row["graphs"] - 1)
 
     def grown(self) -> list[dict[str, Any]]:
-        """Of each length the run in which DVM's part took least; torch takes minutes for the long one."""
-        lengths = {8: self.rounds, 32: self.rounds, 128: 1, 512: 1}
+        """Of each length the run in which DVM's part took least: through torch, which takes minutes
+        for 128, and DVM alone."""
+        wanted = [("steps", n, ()) for n in (8, 32)]
+        wanted += [("own", n, (kind,)) for kind in ("forward", "training") for n in LENGTHS]
         out = []
-        for n, rounds in lengths.items():
+        for what, n, more in wanted:
             rows = [
                 row
-                for _ in range(rounds)
-                for row in self.worker("torch_growth.py", "steps", str(n))
+                for _ in range(1 if n > 128 else self.rounds)
+                for row in self.worker("torch_growth.py", what, str(n), *more)
             ]
             out += sorted(rows, key=lambda row: row["dvm"])[:1]
         return out
 
     def growth(self, rows: list[dict[str, Any]]) -> None:
-        print("\nCompile time of unrolled steps of the recurrence, forward, ms a step")
+        print(
+            "\nCompile time of unrolled steps of the recurrence, ms a step; through torch: forward"
+        )
+        first: dict[str, float] = {}
         for d in rows:
-            n = d["steps"]
-            each = {k: d[k] / n * 1e3 for k in ("trace", "aot", "dvm")}
-            grown = each["dvm"] / (rows[0]["dvm"] / rows[0]["steps"] * 1e3)
-            words = (
-                f"dvm {each['dvm']:.2f}   torch: trace {each['trace']:.1f}, aot {each['aot']:.1f}"
-            )
+            n, kind = d["steps"], d.get("kind", "through torch")
+            each = {k: d[k] / n * 1e3 for k in ("dvm", "trace", "aot") if k in d}
+            grown = each["dvm"] / first.setdefault(kind, each["dvm"])
+            words = ", ".join(f"{k} {v:.2f}" for k, v in each.items())
+            nodes = f", {d['nodes']} nodes" if "nodes" in d else ""
             print(
-                f"  {n:4d} steps   {words}   dvm's {grown:.2f} x that of 8 steps; {plural(d['kernels'], 'kernel')}",
+                f"  {kind:13s} {n:4d} steps   {words}   dvm's {grown:.2f} x that of 8 steps; {plural(d['kernels'], 'kernel')}{nodes}",
                 flush=True,
             )
-            self.note("growth", f"{n} steps", grown)
+            self.note("growth", f"{n} steps, {kind}", grown)
 
     # ---------------------------------------------------------------------------- summary
 

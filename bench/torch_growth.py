@@ -2,6 +2,7 @@
 
 python bench/torch_growth.py sizes
 python bench/torch_growth.py steps 128
+python bench/torch_growth.py own 512 forward|training
 """
 
 from __future__ import annotations
@@ -73,7 +74,38 @@ def steps(length: int) -> None:
     print(json.dumps({"steps": length, "kernels": s.kernels, **parts}))
 
 
+def own(length: int, kind: str) -> None:
+    """DVM's part alone: make_fx traces the steps, in seconds where Dynamo, AOTAutograd and its
+    partitioner take minutes. `training` is one graph of forward and backward."""
+    import dvm.torch
+    from dvm.torch import backend, decomp, options
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    def training(*args: Any) -> Any:
+        with torch.enable_grad():
+            leaves = [t.detach().requires_grad_() for t in args]
+            return torch.autograd.grad(torch_cases.recurrence(*leaves).float().sum(), leaves)
+
+    torch.set_num_threads(1)
+    f = training if kind == "training" else torch_cases.recurrence
+    for n in (2, length):  # the first loads what every compilation needs
+        args = [t.detach() for t in torch_cases.recurrence_inputs(n, 2, 16)]
+        want = f(*args)
+        gm = make_fx(f, tracing_mode="fake", decomposition_table=decomp.table())(*args)
+        gm.graph.eliminate_dead_code()
+        nodes = len(gm.graph.nodes)
+        call = backend.compile_graph(gm, args, kind="inference", options=options.Options())
+        got = call(args)
+        for a, b in zip(got, want, strict=True) if kind == "training" else ((got, want),):
+            torch.testing.assert_close(a, b, rtol=2e-2, atol=2e-2)
+    graph = dvm.torch.summary().graphs[-1]
+    row = {"steps": length, "kind": kind, "nodes": nodes, "kernels": graph.kernels}
+    print(json.dumps({**row, "dvm": graph.dvm_seconds}))
+
+
 if sys.argv[1] == "sizes":
     sizes()
+elif sys.argv[1] == "own":
+    own(int(sys.argv[2]), sys.argv[3])
 else:
     steps(int(sys.argv[2]))

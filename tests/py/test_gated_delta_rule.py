@@ -99,7 +99,7 @@ def test_no_and_strong_decay(decay):
     check(gdr.chunked, args)
 
 
-@pytest.mark.skip(reason="torch traces a dynamic length for minutes: docs/status.md")
+@pytest.mark.slow  # torch traces for half a minute, whatever the backend: docs/status.md
 def test_one_compilation_for_many_lengths():
     """A chunk count has one program, whatever part of the last chunk is used."""
     f = torch.compile(gdr.chunked, backend="dvm", fullgraph=True, dynamic=True)

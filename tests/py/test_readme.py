@@ -31,6 +31,15 @@ def test_python(capsys):
     assert "Exp" in capsys.readouterr().out
 
 
+def test_every_test_that_the_documentation_names_exists():
+    """In the table of promises, beside unit tests that are programs."""
+    named = set(re.findall(r"`(?:\w+\.py`: `)?(test_\w+)`", (ROOT / "docs/testing.md").read_text()))
+    known = {p.stem for p in (ROOT / "tests").rglob("test_*.*")}
+    for file in (ROOT / "tests/py").glob("test_*.py"):
+        known |= set(re.findall(r"^def (test_\w+)", file.read_text(), re.M))
+    assert len(named) > 100 and not named - known
+
+
 def test_torch():
     pytest.importorskip("torch")
     (text,) = (b for b in blocks("python") if "import torch" in b)

@@ -67,6 +67,26 @@ def test_second_time_it_is_found(folder, dynamic):
         assert run(dynamic=True, n=9)[1] == (1, 0, 0)
 
 
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_batched_gradients(dynamic):
+    """Both from a graph that was just compiled and from one that was kept."""
+
+    def f(x, w):
+        return (x * w).sin() * x
+
+    x, w = (torch.randn(4, 5, requires_grad=True) for _ in range(2))
+    many = torch.randn(3, 4, 5)
+    want = torch.autograd.grad(f(x, w), (x, w), many, is_grads_batched=True)
+    for hits in (0, 1):
+        c = compiled(f, dynamic)
+        for _ in range(2):
+            got = torch.autograd.grad(c(x, w), (x, w), many, is_grads_batched=True)
+            torch.testing.assert_close(got, want)
+        plain = torch.autograd.grad(c(x, w), x, many[0])
+        torch.testing.assert_close(plain[0], want[0][0])
+        assert counters["aot_autograd"]["autograd_cache_hit"] == hits
+
+
 def test_inference():
     def f(x):
         return torch.relu(x * 2 + 1).sum(0), x.shape[0]

@@ -61,6 +61,20 @@ def test_bad_options(options, words):
     assert words in str(caught.value)
 
 
+@pytest.mark.skipif(
+    not hasattr(torch.compiler, "set_default_backend"), reason="this torch has no default backend"
+)
+def test_as_the_default_backend():
+    torch._dynamo.reset()
+    torch.compiler.set_default_backend("dvm")
+    try:
+        x = torch.randn(4)
+        torch.testing.assert_close(torch.compile(lambda x: x.sin() * 2)(x), x.sin() * 2)
+        assert len(dvm.torch.summary().graphs) == 1
+    finally:
+        torch.compiler.set_default_backend(None)
+
+
 def test_bad_mode():
     with pytest.raises(ValueError, match="did you mean 'max-autotune'"):
         parse_options(None, "max-autotun")

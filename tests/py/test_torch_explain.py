@@ -109,7 +109,26 @@ def test_what_is_compiled_already_is_compiled_apart(tmp_path):
     assert len(dvm.torch.summary().graphs) == 2
 
 
+def compiles_behind_breaks():
+    """Whether torch does, with any backend. Torch 2.11 does not once threads of this process have
+    called a compiled function."""
+    from torch._dynamo.testing import CompileCounterWithBackend
+
+    def f(x):
+        y = torch.exp(x)
+        torch._dynamo.graph_break()
+        return y + 1
+
+    counter = CompileCounterWithBackend("eager")
+    torch.compile(f, backend=counter)(torch.ones(3))
+    torch._dynamo.reset()
+    return counter.frame_count == 2
+
+
 def test_functions_options_breaks_and_sizes(tmp_path):
+    if not compiles_behind_breaks():
+        pytest.skip("this torch compiles nothing behind a break after threads have run")
+
     def f(x):
         y = torch.exp(x) * 2
         torch._dynamo.graph_break()

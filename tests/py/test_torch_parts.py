@@ -42,7 +42,8 @@ def test_parts_side_by_side_are_put_together(name, dtype):
         return SUMS[name](x.float())
 
     source = gradient(f, torch.randn(4, 3, 6).to(dtype))
-    assert "aten.cat.default" in source
+    joined = "stack" if name.startswith("selected") else "cat"
+    assert f"aten.{joined}.default" in source
     assert "slice_backward" not in source and "select_backward" not in source
 
 
@@ -56,13 +57,27 @@ OTHERS = {
 
 @pytest.mark.parametrize("name", OTHERS)
 def test_other_sums_stay(name):
-    assert "aten.cat.default" not in gradient(OTHERS[name], torch.randn(4, 3, 6))
+    source = gradient(OTHERS[name], torch.randn(4, 3, 6))
+    assert "aten.cat.default" not in source and "aten.stack.default" not in source
 
 
 @pytest.mark.parametrize("op", ["cat", "slice_backward", "add"])
 def test_switched_off_operators_stay(op):
     f = SUMS["chunks"]
     assert "aten.cat.default" not in gradient(f, torch.randn(4, 3, 6), disable_ops=[op])
+
+
+def test_rows_are_joined_by_what_is_not_switched_off():
+    f = SUMS["selected, all"]
+    assert "aten.cat.default" in gradient(f, torch.randn(4, 3, 6), disable_ops=["stack"])
+    neither = gradient(f, torch.randn(4, 3, 6), disable_ops=["stack", "cat"])
+    assert "aten.cat.default" not in neither and "aten.stack.default" not in neither
+
+
+def test_rows_of_a_matrix_that_is_not_row_major():
+    """The gradient has the strides of x, which torch's stack of these rows would not have."""
+    x = torch.randn(3, 4, 6).transpose(0, 1)
+    gradient(SUMS["selected, all"], x)
 
 
 def test_sizes_that_are_not_known():

@@ -30,6 +30,7 @@ from torch.fx import GraphModule
 from . import cache, stats
 from .backend import RefusedError, restore
 from .codegen import Program
+from .direct import one_by_one, vmap_level
 from .options import Options
 
 
@@ -67,7 +68,7 @@ def kept(compile_: Callable, kind: str) -> Callable[[GraphModule, Sequence[Any]]
             entry = cache.packed(program)
             entries.append(entry and cache.sealed({"name": name, "kind": kind, "program": entry}))
 
-        return Artifact(compile_(gm, inputs, keep=keep), entries[0])
+        return Artifact(compile_(gm, inputs, keep=keep), entries[0], kind)
 
     return compiled
 
@@ -75,12 +76,15 @@ def kept(compile_: Callable, kind: str) -> Callable[[GraphModule, Sequence[Any]]
 class Artifact(OutputCode):
     """A compiled graph as AOTAutograd keeps it; `entry` is None when it is more than text."""
 
-    def __init__(self, call: Callable, entry: bytes | None) -> None:
+    def __init__(self, call: Callable, entry: bytes | None, kind: str) -> None:
         self.call: Callable | None = call
         self._entry = entry
+        self._in_batches = kind == "backward"  # may be asked for gradients in a batch
         self._boxed_call = True  # of the object: what wraps it copies only these
 
     def __call__(self, inputs: Sequence[Any]) -> Any:
+        if self._in_batches and vmap_level():
+            return one_by_one(self.call, inputs)
         return self.call(inputs)
 
     def prepare_for_serialization(self) -> None:

@@ -27,6 +27,7 @@ from .fx import (
     is_left_to_torch,
     is_own_result,
     literal,
+    name_of,
 )
 from .inplace import PIECES, Piece, Places, places, writing
 from .kernel_text import AnyKernel, KernelWriter
@@ -281,7 +282,7 @@ class _Writer:
         args = [self._argument(piece.base, uses)]
         args += [self._argument(a, uses) for a in node.args[2:]]
         args += [f"{k}={self._argument(v, uses)}" for k, v in node.kwargs.items() if k != "src"]
-        op, name = self._op(PIECES[str(node.target)]), self.emitter.fresh(f"{node.name}_at")
+        op, name = self._op(PIECES[name_of(node)]), self.emitter.fresh(f"{node.name}_at")
         call = f"p.view({op}, " if self.recorded else f"{op}("
         self._define_sizes()
         text = f"{name} = {call}{', '.join(args)})"
@@ -354,7 +355,7 @@ class _Writer:
 
     def _run_torch(self, node: Node) -> None:
         uses: list[str] = []
-        if self.recorded and str(node.target) in INTO and node.meta["val"].device.type == "cpu":
+        if self.recorded and name_of(node) in INTO and node.meta["val"].device.type == "cpu":
             allocation = self._allocation(node)
             text = self._torch_call(node, uses, f", out={node.name}")
             self._define_sizes()
@@ -367,7 +368,7 @@ class _Writer:
             text = f"{node.name} = {text}"
         names = (*uses, node.name) if node.users else tuple(uses)
         # A library op reads its operands and is done; any other op may keep or return them.
-        keeps = () if is_left_to_torch(str(node.target)) else tuple(uses)
+        keeps = () if is_left_to_torch(name_of(node)) else tuple(uses)
         self.statements.append(Statement(text, names, escapes=keeps))
         self.ready.add(node)
         val = node.meta.get("val")
@@ -380,9 +381,9 @@ class _Writer:
             if self.recorded:
                 return f"p.view(operator.getitem, {source}, {index})"
             return f"{source}[{index}]"
-        if str(node.target) in SUBGRAPH_OPS:
+        if name_of(node) in SUBGRAPH_OPS:
             return self._subgraph_call(node, uses)
-        if str(node.target) in flex.TARGETS:
+        if name_of(node) in flex.TARGETS:
             text = self._flex_call(node, uses)
             if text:
                 return text
@@ -462,7 +463,7 @@ class _Writer:
     def _subgraph_call(self, node: Node, uses: list[str]) -> str:
         """A higher-order op whose subgraphs are compiled like the graph itself, each once."""
         self.part.reasons.pop(node, None)
-        if str(node.target) == "invoke_subgraph":
+        if name_of(node) == "invoke_subgraph":
             operands = [self._argument(a, uses) for a in node.args[2:]]
             if self.recorded:
                 return f"p.opaque({self._subgraph(node.args[0])}call, [{', '.join(operands)}])"

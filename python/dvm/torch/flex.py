@@ -29,7 +29,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 import dvm
 
 from . import decomp
-from .fx import Emitter, Scalar, Unsupported
+from .fx import Emitter, Scalar, Unsupported, name_of
 from .kernel_text import KernelWriter
 from .options import Options, is_disabled
 from .partition import Kind, partition
@@ -198,7 +198,7 @@ def _permutation(node: Any) -> list[int] | None:
     """Axes of the operand in the order of the result, where the node only reorders them."""
     if not isinstance(node, Node) or node.op != "call_function":
         return None
-    rank, name = node.meta["val"].dim(), str(node.target)
+    rank, name = node.meta["val"].dim(), name_of(node)
     order = list(range(rank))
     if name == "aten.t.default":
         return order[::-1]
@@ -252,7 +252,7 @@ def is_everything(gm: GraphModule) -> bool:
     node = _result(gm)
     if not isinstance(node, Node) or node.op != "call_function":
         return False
-    name, args = str(node.target), node.args
+    name, args = name_of(node), node.args
     value = {"aten.new_ones.default": 1, "aten.ones.default": 1}.get(name)
     if name in ("aten.full.default", "aten.new_full.default"):
         value = args[-1]
@@ -266,7 +266,7 @@ def _result(gm: GraphModule) -> Any:
 
 def _addends(node: Node) -> list[tuple[Node, list[Node]]]:
     """A captured gradient as values and their places, by axis."""
-    name = str(node.target)
+    name = name_of(node)
     if name == "flex_lib.zeros_and_scatter.default":
         shape, places, value = node.args
         if len(shape) != len(places) or value.meta["val"].dim():
@@ -376,10 +376,10 @@ class Call:
     captured values, then sizes."""
 
     def __init__(self, node: Node, attribute: Callable[[Node], Any], options: Options):
-        if is_disabled(str(node.target), options.disable_ops):
+        if is_disabled(name_of(node), options.disable_ops):
             raise Unsupported("switched off")
         self.stock = node.target
-        self.backward = str(node.target) == "flex_attention_backward"
+        self.backward = name_of(node) == "flex_attention_backward"
         a = node.args
         blocks, self.scale, self.kernel_options = (
             (a[9], a[10], a[11]) if self.backward else (a[4], a[5], a[6])

@@ -21,7 +21,7 @@ from typing import NamedTuple
 import torch
 from torch.fx import Graph, Node
 
-from .fx import is_left_to_torch
+from .fx import is_left_to_torch, name_of
 from .partition import Kind, Partition, is_part
 from .symbols import nbytes, same_shape
 
@@ -135,7 +135,7 @@ class _Finder:
         for node in base.users:
             if (
                 self.kinds[node] is Kind.TORCH
-                and str(node.target) in WRITES
+                and name_of(node) in WRITES
                 and self._may_reuse(node, copy)
                 and not self._is_returned(node)
                 and self._done(node, copy, step)
@@ -183,14 +183,14 @@ class _Finder:
             node = roots[0]
         if self.kinds[node] is Kind.KERNEL:
             return not is_part(node, self.kinds) and self.when[node] < step
-        target = str(node.target)
+        target = name_of(node)
         return self.kinds[node] is Kind.TORCH and (is_left_to_torch(target) or target in WRITES)
 
     # ---------------------------------------------------------------------------- links
 
     def _link(self, node: Node, copy: Node | None) -> Node | Piece | None:
         """The node, if it may write into its operand; `copy` reads neither any more."""
-        kind, target = self.kinds[node], str(node.target)
+        kind, target = self.kinds[node], name_of(node)
         if kind is Kind.TORCH and target in WRITES:
             return node if self._may_reuse(node, copy) else None
         return self._piece(node, copy) if kind is Kind.KERNEL and target in PIECES else None
@@ -243,7 +243,7 @@ class _Finder:
             base = nodes[0].args[0]
             if (
                 self.when.get(base) != step
-                or str(base.target) not in PIECES
+                or name_of(base) not in PIECES
                 or any(self.when.get(u) != step for u in self._readers(base))
             ):
                 return nodes
@@ -329,7 +329,7 @@ RETURNS = frozenset(
 
 
 def _may_return_operand(node: Node) -> bool:
-    parts = str(node.target).split(".")
+    parts = name_of(node).split(".")
     return parts[0] not in ("aten", "prims") or parts[1] in RETURNS
 
 

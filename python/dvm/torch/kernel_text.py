@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any, NamedTuple
 
 import torch
 from torch.fx import Node
 
-from .fx import DTYPES, Emitter, Val, is_getitem
+from .fx import DTYPES, Emitter, Val, is_getitem, name_of
 from .partition import Kind, Partition, Step
 from .reference_text import reference_text
 from .symbols import Symbols, is_dense
@@ -171,7 +172,7 @@ class KernelWriter:
         ops: dict[str, None] = {}
         for n in self.doc:
             if self.kinds[n] is Kind.KERNEL and not is_getitem(n):
-                ops[str(n.target).split(".")[1].strip("_")] = None
+                ops[name_of(n).split(".")[1].strip("_")] = None
         words = list(ops)
         words = words if len(words) <= 4 else [*words[:3], "etc"]
         return f"dvm_{'_'.join(words)}_{index}"
@@ -189,15 +190,21 @@ def describe(node: Node) -> str:
         kind = f"({types})"
     else:
         kind = _type(val)
-    args = [str(a) for a in node.args] + [f"{k}={v}" for k, v in node.kwargs.items()]
-    target = "getitem" if is_getitem(node) else str(node.target)
+    args = list(map(str, node.args))
+    if node.kwargs:
+        args += [f"{k}={v}" for k, v in node.kwargs.items()]
+    target = "getitem" if is_getitem(node) else name_of(node)
     return f"{node.name}: {kind} = {target}({', '.join(args)})"
+
+
+@functools.cache
+def _short(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _type(val: Any) -> str:
     if isinstance(val, torch.Tensor):
-        dims = ", ".join(map(str, val.shape))
-        return f"{str(val.dtype).removeprefix('torch.')}[{dims}]"
+        return f"{_short(val.dtype)}[{', '.join(map(str, val.shape))}]"
     return type(val).__name__
 
 

@@ -26,7 +26,7 @@ import torch
 from torch.fx import Graph, Node
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
-from .fx import PRODUCTS, Emitter, Unsupported, Written, is_getitem
+from .fx import PRODUCTS, Emitter, Unsupported, Written, is_getitem, name_of
 from .symbols import nbytes
 
 # Inputs and outputs of one region; the engine takes 1024.
@@ -66,14 +66,14 @@ class Partition(NamedTuple):
     def products(self) -> int:
         """Matrix products inside kernels."""
         inside = (n for n, kind in self.kinds.items() if kind is Kind.KERNEL)
-        return sum(str(n.target) in PRODUCTS for n in inside)
+        return sum(name_of(n) in PRODUCTS for n in inside)
 
     def fallbacks(self) -> Counter:
         """What torch runs, by op and reason. Checks of sizes are not tensor work."""
         return Counter(
-            (str(n.target), reason)
+            (name_of(n), reason)
             for n, reason in self.reasons.items()
-            if not str(n.target).startswith(("aten._assert", "aten.sym_constrain"))
+            if not name_of(n).startswith(("aten._assert", "aten.sym_constrain"))
         )
 
 

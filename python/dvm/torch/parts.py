@@ -16,6 +16,7 @@ import torch
 from torch.fx import Graph, Node
 
 from .options import is_disabled
+from .symbols import is_dense
 
 _ATEN = torch.ops.aten
 
@@ -47,7 +48,7 @@ def put_together(graph: Graph, disabled: frozenset[str]) -> None:
             and not inner
             and not is_disabled(_ATEN.cat.default, disabled)
         ):
-            _replace(graph, node, p)
+            _replace(graph, node, p, disabled)
     for node in reversed(placed):
         if not node.users:
             graph.erase_node(node)
@@ -97,8 +98,14 @@ def _sum(node: Node, placed: dict[Node, Placed]) -> Placed | None:
     return Placed(both[0].dim, tuple(parts))
 
 
-def _replace(graph: Graph, node: Node, placed: Placed) -> None:
+def _replace(graph: Graph, node: Node, placed: Placed, disabled: frozenset[str]) -> None:
     value, dim = node.meta["val"], placed.dim
+    if all(part.select for part in placed.parts) and not is_disabled(_ATEN.stack.default, disabled):
+        with graph.inserting_before(node):
+            whole = _stacked(graph, value, placed)
+        if whole is not None:
+            node.replace_all_uses_with(whole)
+            return
     with graph.inserting_before(node):
         pieces, at = [], 0
         for part in (*placed.parts, None):
@@ -118,9 +125,29 @@ def _replace(graph: Graph, node: Node, placed: Placed) -> None:
     node.replace_all_uses_with(whole)
 
 
+def _stacked(graph: Graph, value: torch.Tensor, placed: Placed) -> Node | None:
+    """Parts that are one index each as one node, whose value is laid out like `value`: torch's own
+    stack is dense where what it stacks is."""
+    if not all(is_dense(t) for t in (value, *(part.node.meta["val"] for part in placed.parts))):
+        return None
+    at = {part.start: part.node for part in placed.parts}
+    shape = list(value.shape)
+    n = shape.pop(placed.dim)
+    zero = _full(graph, value, shape) if len(at) < n else None
+    whole = graph.call_function(
+        _ATEN.stack.default, ([at.get(i, zero) for i in range(n)], placed.dim)
+    )
+    whole.meta["val"] = value
+    return whole
+
+
 def _zeros(graph: Graph, like: torch.Tensor, dim: int, length: int) -> Node:
     shape = [*like.shape]
     shape[dim] = length
+    return _full(graph, like, shape)
+
+
+def _full(graph: Graph, like: torch.Tensor, shape: list[int]) -> Node:
     node = graph.call_function(
         _ATEN.full.default, (shape, 0), {"dtype": like.dtype, "device": like.device}
     )

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from .fx import HALF, Emitter, Scalar, Unsupported, Val, promote, row
+from .fx import HALF, Emitter, Scalar, Unsupported, Val, name_of, promote, row
 from .symbols import same_shape
 
 _bool = torch.bool
@@ -441,7 +441,7 @@ def masked_fill(e: Emitter, x: Val, mask: Val, value: Any) -> Val:
 
 @row("clamp.default", "clamp.Tensor", "clip.default", "hardtanh.default")
 def clamp(e: Emitter, x: Val, low: Any = None, high: Any = None) -> Val:
-    if str(e.node.target).startswith("aten.hardtanh"):
+    if name_of(e.node).startswith("aten.hardtanh"):
         low, high = -1 if low is None else low, 1 if high is None else high
     if e.out.dtype is _bool:
         raise Unsupported("clamp of bool")

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from .fx import HALF, Emitter, Scalar, Unsupported, Val, row
+from .fx import HALF, Emitter, Scalar, Unsupported, Val, name_of, row
 from .rows_point import choose, truth
 from .rows_shape import axis, filled, permute, reshape
 
@@ -293,7 +293,7 @@ def _exp_row(e: Emitter, x: Val, dim: int) -> tuple[Val, Val]:
 
 @row("_softmax.default", "_safe_softmax.default", "softmax.int")
 def softmax(e: Emitter, x: Val, dim: int, *args: Any, **kw: Any) -> Val:
-    if str(e.node.target).startswith("aten._safe"):
+    if name_of(e.node).startswith("aten._safe"):
         raise Unsupported("no row for this op")
     x = e.as_float(x)
     if len(e.out.shape) == 0:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
-from .fx import COMPUTE, Emitter, Scalar, Unsupported, Val, row
+from .fx import COMPUTE, Emitter, Scalar, Unsupported, Val, name_of, row
 from .rows_point import choose
 from .symbols import hint, same_shape
 
@@ -89,7 +89,7 @@ def alias(e: Emitter, x: Val) -> Val:
 @row("expand.default", "expand_as.default", "broadcast_to.default", view=True)
 @row("prims.broadcast_in_dim.default", view=True)
 def expand(e: Emitter, x: Val, *args: Any, **kwargs: Any) -> Val:
-    if str(e.node.target).startswith("prims."):
+    if name_of(e.node).startswith("prims."):
         dims = args[1]
         shape: list = [1] * len(e.out.shape)
         for d, s in zip(dims, x.shape, strict=True):

@@ -208,6 +208,8 @@ def is_recordable(graph: Graph) -> bool:
         if isinstance(val, torch.SymFloat):
             if not (val.node.expr.is_number or val.node.expr in known):
                 return False
+        elif isinstance(val, torch.Tensor) and not val._has_symbolic_sizes_strides:
+            pass
         elif not all(s.node.expr.free_symbols <= known for s in _numbers(val)):
             return False
         if any(_has_no_form(a) for a in (*n.args, *n.kwargs.values())):
