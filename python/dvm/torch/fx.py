@@ -485,17 +485,19 @@ def literal(a: Any) -> str | None:
     return None
 
 
-_names: dict[torch._ops.OpOverload, str] = {}
+# By id, since hashing an overload runs Python; the overload in the entry keeps its id its own.
+_names: dict[int, tuple[torch._ops.OpOverload, str]] = {}
 
 
 def name_of(node: Node) -> str:
     """str(node.target), which torch makes anew at every call."""
     target = node.target
-    if not isinstance(target, torch._ops.OpOverload):
-        return str(target)
-    name = _names.get(target)
-    if name is None:
-        name = _names[target] = str(target)
+    known = _names.get(id(target))
+    if known is not None:
+        return known[1]
+    name = str(target)
+    if isinstance(target, torch._ops.OpOverload):
+        _names[id(target)] = target, name
     return name
 
 
