@@ -139,7 +139,7 @@ def floor(flops: float, pairs: float) -> float:
     return flops / rate + pairs * min(micro().gm_exps() for _ in range(20))
 
 
-MORE = 3  # times that a row below its bar is measured again, each three times as long as before
+MORE = 3  # times that a row below its bar is measured again, each twice as long as before
 
 
 @dataclass
@@ -157,7 +157,7 @@ class Row:
         p.go(seconds, 1)
         for i in range(1, MORE + 1):
             if p.ratio() < self.bar and time.perf_counter() < end:
-                p.go(seconds * 3**i, 2 * i)
+                p.go(seconds * 2**i, 2 * i)
         a, b = p.times
         rate = f"{self.flops / a / 1e9:7.1f} GF" if self.flops else " " * 10
         bar = (

@@ -273,6 +273,24 @@ def test_worked_ranges_of_packed_edges(mode):
     assert p.sum[at][0].tolist() == want
 
 
+@pytest.mark.parametrize("mode", [2, 3, 4, 6, 7, 8])
+def test_compressed_masks(mode):
+    """Their content is known from the mode, so it is not read; a wrong one changes nothing."""
+    upper = np.triu(np.ones((2048, 2048), np.uint8), 1)
+    if mode == 6:
+        upper = np.concatenate([upper, np.arange(2048) >= np.full((1024, 1), 1024)])
+    packed = mode in (7, 8)
+    lengths = [40, 50] if packed else [60, 60]
+    q, k, v = ([normal(2, s, 8, seed=i) for s in lengths] for i in range(3))
+    kw = dict(layout="TND" if packed else "BNSD", op="npu", mode=mode, pre=7, nxt=1)
+    kw["prefix"] = [9, 30] if mode == 6 else None
+    if packed:
+        kw["nxt"] = -1 if mode == 7 else 1
+    want = Problem(q, k, v, **kw).check()
+    for mask in (upper, upper.astype(bool), np.ones_like(upper)):
+        assert same_bits(Problem(q, k, v, mask=mask, **kw).forward().raw[:3], want.raw[:3])
+
+
 # ------------------------------------------------------------------------------- A, B, C: the rest
 
 
@@ -356,8 +374,17 @@ def test_case_C7(dtype):
 
 
 @in_forms(dear=True)
-@pytest.mark.parametrize("heads", [2, pytest.param(16, marks=pytest.mark.slow)])
-def test_case_C8(heads, layout, dtype):
+def test_case_C8_two_heads(layout, dtype):
+    mla(2, layout, dtype)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_case_C8(layout):
+    mla(16, layout, "bfloat16")
+
+
+def mla(heads, layout, dtype):
     p, do = random_problem(1, heads, heads, 512, 512, 192, 128, op="npu", mode=3, layout=layout,
                            dtype=dtype, scale=192**-0.5)  # fmt: skip
     p.check(do)
@@ -666,6 +693,14 @@ def test_case_F2_F3(dtype):
         assert out[row] == pytest.approx(mean, rel=ROUNDED[dtype])
         assert dtype != "float32" or mean == want
     assert same_bits(o[:3], long_call(16385, dtype, sparse_mode=4, **WINDOW)[2][:3])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_case_F2_compressed_mask(dtype):
+    """The mask of [2048, 2048] that mode 4 asks for, whatever it holds."""
+    mask = np.zeros((2048, 2048), bool)
+    want = long_call(16385, dtype, **WINDOW)[2]
+    assert same_bits(long_call(16385, dtype, atten_mask=mask, **WINDOW)[2][:3], want[:3])
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
