@@ -118,6 +118,7 @@ static dvm_status keep(const struct dvm_mem *m, const struct dvm_je *e, const st
     c->pairs = b->pairs;
     c->fetch = p->fetch;
     c->turns = p->turns;
+    c->asked = (int16_t)(e->ahead >= 0 ? e->asked : -1);
     c->width = (uint8_t)b->width;
     c->parts = parts;
     c->part_bytes = b->part_bytes;

@@ -19,7 +19,8 @@ struct dvm_jit_code {
     void *start;      /* of the machine code: constants, then fn */
     size_t size;      /* of this block */
     size_t code_size; /* of the machine code */
-    bool fetch;       /* has a loop that asks for memory ahead of time */
+    bool fetch;       /* COL: has a loop that asks for memory ahead of time */
+    int16_t asked;    /* ROW: operand of which the next rows are asked for, or -1 */
     bool turns;       /* has a loop that reads rows far apart by turns */
     bool stream;      /* has a loop with non-temporal stores */
     bool pairs;       /* stores whole vectors of bf16 */

@@ -411,8 +411,13 @@ static void store(struct dvm_je *e, const struct dvm_mi *m, int u) {
 void dvm_j_fetch(struct dvm_je *e, const struct dvm_mi *m, int u, struct dvm_x_rm at) {
     enum { AHEAD = 2048, LINE = 64 };
     int size = dvm_j_width_of(e, m->o), from = m->disp + u * e->b->width * size;
-    if (!e->fetch || e->base[m->o] < 0 || from % LINE) return;
-    at.disp += AHEAD;
+    if (e->base[m->o] < 0 || from % LINE || e->masked) return;
+    if (e->ahead >= 0 && m->o == e->asked)
+        at.base = e->ahead;
+    else if (e->fetch)
+        at.disp += AHEAD;
+    else
+        return;
     dvm_x_prefetch(&e->e, at);
 }
 

@@ -34,6 +34,8 @@ struct dvm_je {
     bool paired;  /* units 2k and 2k + 1 are the even and the odd ones of the elements they cover */
     bool stream;
     bool fetch;    /* what is loaded is asked for ahead of time */
+    int asked;     /* ROW: operand of which the rows behind the call's are asked for, or -1 */
+    int8_t ahead;  /* register with their address, or -1 */
     bool acc_regs; /* accumulators are in registers here */
     int32_t band;  /* COL: where accumulators of all columns wait for the next band of rows, or 0 */
     int32_t turns; /* ROW: where those of rows that are read by turns wait; COL: bytes of a box's */
@@ -67,7 +69,7 @@ struct dvm_jplan {
     int narrow;     /* COL: units of a second loop over what the first leaves, or 0 */
     bool by_unit;   /* units one after the other: fewer values are alive at once */
     bool acc_regs;  /* accumulators of the main loop are in registers */
-    bool fetch;     /* ROW, COL: there is a loop that asks for memory ahead of time */
+    bool fetch;     /* COL: there is a loop that asks for memory ahead of time */
     bool turns;     /* there is a loop that reads rows (ROW) or boxes (COL) far apart by turns */
     bool stream;    /* there is a loop with non-temporal stores */
     bool tail_only; /* every unit is done as a tail: halves the code where masks cost nothing */

@@ -59,10 +59,12 @@ static void give_bases(struct dvm_je *e) {
         bool moves = s->mode == DVM_MODE_COL && e->base[o] >= 0 && s->opnd[o].role != DVM_ROLE_FOLD;
         e->stride[o] = (int8_t)(moves && next < n ? address_regs[next++] : -1);
     }
+    bool asks = e->asked >= 0 && e->base[e->asked] >= 0 && next < n;
+    e->ahead = (int8_t)(asks ? address_regs[next] : -1);
 }
 
 static bool is_used(const struct dvm_je *e, int r) {
-    if (r == J_R_FRAME || r == e->temp) return true;
+    if (r == J_R_FRAME || r == e->temp || r == e->ahead) return true;
     for (int o = 0; o < e->b->s->nopnd; o++)
         if (e->base[o] == r || e->stride[o] == r) return true;
     return false;
@@ -75,9 +77,13 @@ static void load_bases(struct dvm_je *e) {
         gpr(e, G_MOV, r, OPND(o, ptr));
         if (e->base[o] < 0) gpr(e, G_MOV_ST, r, dvm_j_frame_at(J_F_TAB + 8 * o));
     }
+    if (e->ahead < 0) return;
+    gpr(e, G_MOV, e->ahead, dvm_j_frame_at(J_F_AHEAD));
+    gpr(e, G_ADD, e->ahead, dvm_x_reg(e->base[e->asked]));
 }
 
 static void next_row(struct dvm_je *e) {
+    if (e->ahead >= 0) gpr(e, G_ADD, e->ahead, OPND(e->asked, rs));
     for (int o = 0; o < e->b->s->nopnd; o++) {
         if (!has_address(e->b, o) || e->b->s->opnd[o].role == DVM_ROLE_FOLD) continue;
         if (e->stride[o] >= 0) {
@@ -310,19 +316,8 @@ static struct cold columns(struct dvm_je *e, const struct dvm_jplan *p) {
         imm(e, G_CMP_I8, dvm_j_frame_at(J_F_STREAM), 0);
         c.jump = dvm_x_jump(&e->e, X_NE);
     }
-    int fetched = 0;
-    if (p->fetch) {
-        imm(e, G_CMP_I8, dvm_j_frame_at(J_F_FETCH), 0);
-        int plain = dvm_x_jump(&e->e, X_E);
-        e->fetch = true;
-        unit_loop(e, p->unroll);
-        e->fetch = false;
-        fetched = dvm_x_jump(&e->e, X_ALWAYS);
-        dvm_x_land(&e->e, plain);
-    }
     unit_loop(e, p->unroll);
     dvm_x_land(&e->e, short_row);
-    if (p->fetch) dvm_x_land(&e->e, fetched);
     c.back = dvm_enc_at(&e->e);
     return c;
 }

@@ -465,11 +465,18 @@ static bool one_behind_the_other(const struct dvm_jit_code *c, const args *a) {
     return true;
 }
 
+/* Distance to what will be read next. Without one, what is asked for is what is read. */
+static int64_t next_rows(const struct dvm_jit_code *c, const args *a) {
+    enum { AHEAD = 2048 };
+    if (!a->far) return 0;
+    return a->m > 1 ? a->m * a->opnd[c->asked].rs : AHEAD;
+}
+
 void dvm_jit_run_row(const struct dvm_code *code, const args *a) {
     const struct dvm_jit_code *c = code_of(code);
     if (a->m <= 0) return;
     if (c->turns) set(a, J_F_TURNS, 0);
-    if (c->fetch) set(a, J_F_FETCH, a->m * a->n > J_FAR_BYTES / 4 && one_behind_the_other(c, a));
+    if (c->asked >= 0) set(a, J_F_AHEAD, next_rows(c, a));
     if (a->n <= 0)
         write_identities(c, a);
     else if (any_staged(c, a))
