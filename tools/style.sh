@@ -44,6 +44,7 @@ text '[Cc]opyright.*(19|20)[0-9][0-9]' "no dates, no names"
 text '(^|[^A-Za-z0-9_./$}])/(home|root|work|Users|mnt)/[A-Za-z0-9_.-]+' "no paths of one machine"
 text '[A-Za-z0-9-]+\.(internal|localdomain|lan|corp)([^A-Za-z0-9_(]|$)' "no host names"
 text '(pypi|pythonhosted|debian|npmjs|download\.pytorch)\.org' "no registry addresses"
+text '^(<<<<<<<|>>>>>>>) ' "merges are resolved"
 # ------------------------------------------------------------------ files
 
 tracked 'src/*' 'cli/*' 'include/*' |
