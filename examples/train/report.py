@@ -124,6 +124,7 @@ def counts() -> dict[str, Any]:
         "graphs": len(s.graphs),
         "dynamic graphs": sum(g.dynamic for g in s.graphs),
         "breaks": dict(counters["graph_break"]),
+        "recompiles": len(s.recompiles),
         "kernels": s.kernels,
         "fused": s.fused,
         "fallbacks": names,
