@@ -87,7 +87,7 @@ def test_a_wrong_gradient_is_no_noise(factor, good):
     batch = {"x": torch.linspace(1, 3, 64)}
     plain, other = Sum(), Sum(factor)
     _, (row,) = report.beside(plain, other, r, batch, {})
-    assert row.good is good and row.draws == (1 if good else report.DRAWS)
+    assert row.good is good and row.draws == (1 if good else report.DRAWS[-1])
     assert torch.equal(plain.w, Sum().w) and torch.equal(other.w, Sum().w)
 
 
