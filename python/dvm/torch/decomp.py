@@ -179,10 +179,31 @@ def _is_by_channel(
     )
 
 
-def _filtered(x: torch.Tensor, taps: Sequence[torch.Tensor], step: int, n: Any) -> torch.Tensor:
-    """Element t of n: the sum over j of taps[j] * x[t + j * step]."""
-    parts = [x.narrow(2, j * step, n) * tap for j, tap in enumerate(taps)]
+def _filtered(x: torch.Tensor, taps: Sequence[torch.Tensor], step: int, axis: int, n: Any) -> Any:
+    """Element t of n along the axis: the sum over j of taps[j] * x[t + j * step]."""
+    parts = [x.narrow(axis, j * step, n) * tap for j, tap in enumerate(taps)]
     return functools.reduce(torch.add, parts)
+
+
+class _Rows:
+    """Axis and order of a convolution over one axis: channels stay last where they lie so, that
+    everything is read in the order of memory."""
+
+    def __init__(self, x: torch.Tensor, w: torch.Tensor):
+        self.last = _along(x, 1, 2)
+        self.axis = 1 if self.last else 2
+        self.taps = [w[:, 0, j] if self.last else w[:, :, j] for j in range(w.shape[2])]
+
+    def ordered(self, x: torch.Tensor) -> torch.Tensor:
+        return x.transpose(1, 2) if self.last else x
+
+    def padded(self, x: torch.Tensor, p: Any) -> torch.Tensor:
+        sides = [0, 0, p, p] if self.last else [p, p]
+        return torch.constant_pad_nd(self.ordered(x), sides).contiguous()
+
+    def result(self, x: torch.Tensor) -> torch.Tensor:
+        """As torch's convolution leaves it: dense, rows last."""
+        return self.ordered(x).contiguous()
 
 
 def convolution(
@@ -198,11 +219,12 @@ def convolution(
 ) -> torch.Tensor:
     if not _is_by_channel(x, w, stride, transposed, extra, groups):
         return NotImplemented
-    (p,), (step,) = padding, dilation
+    (p,), (step,), rows = padding, dilation, _Rows(x, w)
     length = x.shape[2] + 2 * p - (w.shape[2] - 1) * step
-    padded = torch.constant_pad_nd(x, [p, p]).contiguous()
-    y = _filtered(padded, [w[:, :, j] for j in range(w.shape[2])], step, length)
-    return y if bias is None else y + bias[:, None]
+    y = _filtered(rows.padded(x, p), rows.taps, step, rows.axis, length)
+    if bias is not None:
+        y = y + (bias if rows.last else bias[:, None])
+    return rows.result(y)
 
 
 def gradients_of_convolution(
@@ -220,17 +242,16 @@ def gradients_of_convolution(
 ) -> tuple[torch.Tensor | None, ...]:
     if not _is_by_channel(x, w, stride, transposed, extra, groups):
         return NotImplemented
-    (p,), (step,), n = padding, dilation, w.shape[2]
+    (p,), (step,), n, rows = padding, dilation, w.shape[2], _Rows(x, w)
     of_x = of_w = None
     if mask[0]:
-        rest = (n - 1) * step - p
-        padded = torch.constant_pad_nd(gradient, [rest, rest]).contiguous()
-        of_x = _filtered(padded, [w[:, :, n - 1 - j] for j in range(n)], step, x.shape[2])
+        padded = rows.padded(gradient, (n - 1) * step - p)
+        of_x = rows.result(_filtered(padded, rows.taps[::-1], step, rows.axis, x.shape[2]))
     if mask[1]:
-        padded = torch.constant_pad_nd(x, [p, p])
-        length = gradient.shape[2]
-        sums = [(gradient * padded.narrow(2, j * step, length)).sum((0, 2)) for j in range(n)]
-        of_w = torch.stack(sums, 1)[:, None]
+        padded, g = rows.padded(x, p), rows.ordered(gradient)
+        others = (0, rows.axis)
+        moved = [padded.narrow(rows.axis, j * step, gradient.shape[2]) for j in range(n)]
+        of_w = torch.stack([(g * m).sum(others) for m in moved], 1)[:, None]
     return of_x, of_w, gradient.sum((0, 2)) if mask[2] else None
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -93,10 +94,7 @@ class KernelWriter:
         body = [f"{name} = k.scalar({dtype})" for name, dtype in self.scalars.items()]
         for name, node in self.loads.items():
             body += self._load(name, node)
-        body += [f"{name} = {text}" for name, text in self.lines]
-        body += [
-            f"k.store({self._val(n).name}, {DTYPES[n.meta['val'].dtype]})" for n in self.stored
-        ]
+        body += self._computed()
         name = self._name(index)
         source = (
             f'@dvm.kernel(ktype="split", dyn_shape={dynamic})\n'
@@ -115,6 +113,23 @@ class KernelWriter:
             self.symbols,
             self.moved,
         )
+
+    def _computed(self) -> list[str]:
+        """Each value is stored as soon as it and those of the stores before are there: what comes
+        behind may read it back. Stores into arguments come last, whose old contents others read."""
+        known, waiting, out = set(self.loads), list(self.stored), []
+
+        def stores() -> Iterator[str]:
+            while waiting and self._val(waiting[0]).name in known:
+                n = waiting.pop(0)
+                yield f"k.store({self._val(n).name}, {DTYPES[n.meta['val'].dtype]})"
+
+        for name, text in self.lines:
+            if not self.in_place:
+                out += stores()
+            out.append(f"{name} = {text}")
+            known.add(name)
+        return [*out, *stores()]
 
     def _live(self) -> list[Node]:
         """Nodes of the region that a stored value depends on."""
