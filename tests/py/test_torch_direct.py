@@ -488,3 +488,47 @@ def test_batched_gradients_are_differentiated_once():
         (g,) = torch.autograd.grad(c(x, w), x, many, is_grads_batched=True, create_graph=True)
         with pytest.raises(RuntimeError, match=r"double backward|does not require grad"):
             g.sum().backward()
+
+
+def parts_of_one(x, w):
+    y = torch.tanh(x * w)
+    a, b = y.split(3, 1)
+    return a, b, (x * 2).sum(), y.t()
+
+
+def test_results_that_are_views_of_one_tensor(made):
+    """Autograd sees the tensor; each view of it may be used, changed, or left out."""
+    pair = Pair(parts_of_one, leaf(4, 6), leaf(6))
+    for use in (lambda r: r[0].sin().sum(), lambda r: (r[1] * r[3][:3].t()).sum() + r[2]):
+        (x, w), (u, v) = pair.copies(), pair.copies()
+        results, wanted = pair.c(x, w), pair.f(u, v)
+        assert (
+            len({r.untyped_storage().data_ptr() for r in (results[0], results[1], results[3])}) == 1
+        )
+        assert [r.storage_offset() for r in results] == [r.storage_offset() for r in wanted]
+        assert [r.stride() for r in results] == [r.stride() for r in wanted]
+        use(results).backward()
+        use(wanted).backward()
+        same(x.grad, u.grad, **NEAR)
+        same(w.grad, v.grad, **NEAR)
+    assert made == ["training"]
+
+
+def test_a_view_among_results_is_changed(made):
+    """The other view sees it, and so does the gradient."""
+
+    def f(x, w):
+        y = x * w
+        return y.t(), y.view(-1)
+
+    pair = Pair(f, leaf(4, 6), leaf(6))
+    all_ = []
+    for g in (pair.c, pair.f):
+        x, w = pair.copies()
+        turned, flat = g(x, w)
+        turned.mul_(3)
+        flat.sin().sum().backward()
+        all_.append((flat.detach(), x.grad, w.grad))
+    for got, want in zip(*all_, strict=True):
+        same(got, want, **NEAR)
+    assert made == ["training"]

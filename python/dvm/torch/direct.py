@@ -24,6 +24,9 @@ from torch.fx import GraphModule
 
 PLAIN = (torch.Tensor, torch.nn.Parameter, FakeTensor, int, torch.SymInt)
 
+# Results that are views of one tensor: autograd sees that tensor, and views of it are made behind.
+PARTS = "alias_of_intermediate", "alias_of_intermediate_save_as_output"
+
 
 class Half(NamedTuple):
     """One of the graphs that AOTAutograd made of Dynamo's, as compile_graph returned it."""
@@ -83,7 +86,6 @@ def _is_plain(half: Half, inputs: Sequence[Any], meta: Any, kinds: Sequence[str]
     return (
         all(type(x) in PLAIN for x in inputs)
         and half.arguments == len(inputs)
-        and meta.num_outputs_aliased == 0
         and all(o.output_type.name in kinds for o in meta.output_info)
         and not any(i.mutates_data or i.mutates_metadata for i in meta.input_info)
         and meta.grad_enabled_mutation is None
@@ -140,11 +142,15 @@ class Parts(NamedTuple):
     """Where things are among the results of a forward graph, and how the backward graph wants the
     gradients of results: behind sizes and tensors that were saved."""
 
-    results: int
+    results: int  # with the tensors that some of them are views of, behind them
+    outputs: int
     tensors: slice
     sizes: slice
     constant: list[int]  # results without gradient
     views: list[int]  # results that are views of tensors which nobody else has
+    parts: list[
+        tuple[int, Callable]
+    ]  # results that are views of the same tensor, and what makes them
     dynamic: list[tuple[int, set[int]]]  # results, and their sizes that torch shall not fix
     gradients: list[tuple[int, Any]]  # results with a gradient, and its layout
     arguments: int
@@ -156,11 +162,13 @@ def _maker(
     forward: Half, inputs: Sequence[Any], meta: Any
 ) -> Callable[[Half, Half], Callable | None] | None:
     """Builds the function of both graphs; None when the wrapper has something to do."""
-    from torch._functorch._aot_autograd.runtime_wrappers import _should_disable_saved_tensors_hooks
+    from torch._functorch._aot_autograd.runtime_wrappers import (
+        _should_disable_saved_tensors_hooks,
+        make_output_handler,
+    )
 
-    kinds = "non_alias", "unsafe_view_alias"
+    kinds = "non_alias", "unsafe_view_alias", *PARTS
     others = (
-        meta.num_intermediate_bases,
         meta.num_graphsafe_rng_states,
         meta.is_rng_op_functionalized,
         getattr(meta, "num_tensors_saved_with_no_vc_check", 0),
@@ -172,20 +180,33 @@ def _maker(
     )
     if not _is_plain(forward, inputs, meta, kinds) or any(others):
         return None
-    tensor = [issubclass(o.raw_type, torch.Tensor) for o in meta.output_info]
+    tensor = [
+        issubclass(o.raw_type, torch.Tensor) and o.output_type.name not in PARTS
+        for o in meta.output_info
+    ]
     differentiable = [
         is_tensor and getattr(o, "requires_grad_for_backward", o.requires_grad)
         for o, is_tensor in zip(meta.output_info, tensor, strict=True)
     ]
     layouts = [t.memory_format for t in meta.subclass_tangent_meta]
+    outputs, results = meta.num_outputs, meta.num_outputs + meta.num_intermediate_bases
+    with_gradient = [i for i, d in enumerate(differentiable) if d] + list(range(outputs, results))
     parts = Parts(
-        results=meta.num_outputs,
+        results=results,
+        outputs=outputs,
         tensors=meta.tensors_saved_for_backwards_slice,
         sizes=meta.symints_saved_for_backwards_slice,
         constant=[i for i, o in enumerate(meta.output_info) if tensor[i] and not o.requires_grad],
-        views=[i for i, o in enumerate(meta.output_info) if o.output_type.name != "non_alias"],
+        views=[
+            i for i, o in enumerate(meta.output_info) if o.output_type.name == "unsafe_view_alias"
+        ],
+        parts=[
+            (i, make_output_handler(o, meta, True))
+            for i, o in enumerate(meta.output_info)
+            if o.output_type.name in PARTS
+        ],
         dynamic=[(i, o.dynamic_dims) for i, o in enumerate(meta.output_info) if o.dynamic_dims],
-        gradients=list(zip([i for i, d in enumerate(differentiable) if d], layouts, strict=True)),
+        gradients=list(zip(with_gradient, layouts, strict=True)),
         arguments=len(inputs),
         autocast=torch._C._is_any_autocast_enabled(),
         deterministic=meta.deterministic,
@@ -231,6 +252,11 @@ def _function(forward: Half, backward: Half, parts: Parts) -> Callable:
             results = values[: parts.results]
             if parts.views:
                 results = _as_tensors(results, parts.views)
+            if parts.parts:  # hidden from autograd: made again from what they are views of
+                hidden = list(results)
+                for i, _ in parts.parts:
+                    hidden[i] = torchs.TensorAlias(hidden[i])
+                results = tuple(hidden)
             if parts.constant:
                 ctx.mark_non_differentiable(*[results[i] for i in parts.constant])
             ctx._materialize_non_diff_grads = False
@@ -250,17 +276,20 @@ def _function(forward: Half, backward: Half, parts: Parts) -> Callable:
     def _recorded(args: list[Any]) -> Any:
         return _Once.apply(bw, torch.empty(0, requires_grad=True), *args)
 
-    if not parts.dynamic:
+    if not parts.dynamic and not parts.parts:
         return Compiled.apply
     # The second is its name in torch 2.11.
     mark = getattr(torchs, "mark_dynamo_propagated_dynamic_indices", None)
     mark = mark or torchs.maybe_mark_dynamic_helper
 
     def call(*args: Any) -> tuple[Any, ...]:
-        results = Compiled.apply(*args)
+        given = Compiled.apply(*args)
+        results = list(given[: parts.outputs])
+        for i, made in parts.parts:
+            results[i] = made(args, given, given[i])
         for i, dims in parts.dynamic:
             mark(results[i], dims)
-        return results
+        return tuple(results)
 
     return call
 
