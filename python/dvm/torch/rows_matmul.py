@@ -21,7 +21,12 @@ _FLOATS = HALF | {torch.float32}
 # f32 with elementwise work on the result: rows from and to, least elements of the second factor,
 # most depth; measured faster than torch's product on the machines of docs/kernels.md.
 F32 = ((1, 12, 1 << 19, 4096), (13, 16, 0, 4096))
-F32_WIDE = ((4, 12, 1 << 19, 4096), (13, 16, 0, 4096), (17, 64, 0, 1024))  # with AVX-512
+F32_WIDE = (  # with AVX-512
+    (1, 1, 1 << 19, 4096),
+    (4, 12, 1 << 19, 4096),
+    (13, 16, 0, 4096),
+    (17, 64, 0, 1024),
+)
 F16_ROWS = 4
 
 
