@@ -371,11 +371,11 @@ static PyObject *graph_dim_op(struct graph *self, PyObject *const *a, Py_ssize_t
 /* ---- the graph itself ---- */
 
 static PyObject *graph_section(struct graph *self, PyObject *const *a, Py_ssize_t n) {
-    int kind, flags;
-    if (!pydvm_count("section", n, 2, 2) || !open_graph(self) || !as_small(a[0], &kind) ||
-        !as_small(a[1], &flags))
+    int kind, flags, cores;
+    if (!pydvm_count("section", n, 3, 3) || !open_graph(self) || !as_small(a[0], &kind) ||
+        !as_small(a[1], &flags) || !as_small(a[2], &cores))
         return NULL;
-    dvm_status st = dvm_graph_section(self->g, (dvm_kind)kind, (uint32_t)flags);
+    dvm_status st = dvm_graph_section(self->g, (dvm_kind)kind, (uint32_t)flags | DVM_CORES(cores));
     if (st) return pydvm_raise(st);
     Py_RETURN_NONE;
 }

@@ -185,7 +185,10 @@ DVM_API dvm_status dvm_graph_grouped_matmul(dvm_graph *g, dvm_val a, dvm_val b, 
 DVM_API dvm_status dvm_graph_size(dvm_graph *g, dvm_val x, int n, const int *axes, dvm_val *out);
 /* strides NULL: dense. Outputs are numbered in the order of stores. The result may be used as a value. */
 DVM_API dvm_status dvm_graph_store(dvm_graph *g, dvm_val x, const dvm_dim *strides, dvm_val *out);
-/* New section of a parallel, seq or speculative vector graph. */
+/* New section of a parallel, seq or speculative vector graph. Flags may hold DVM_CORES(n): kernels of this section run on at
+ * most n threads, 0 to 65535, 0 being all. A kernel of several sections takes the most that any of them may. No bit of a
+ * result depends on it. */
+#define DVM_CORES(n) ((uint32_t)(n) << 16)
 DVM_API dvm_status dvm_graph_section(dvm_graph *g, dvm_kind kind, uint32_t flags);
 
 enum {

@@ -37,6 +37,7 @@ KINDS = {
 FLAGS = {"dyn": 1, "unify_ws": 2, "spec": 4, "priv1": 1 << 30, "priv2": 1 << 31}
 KIND_NAMES = ("vector", "cube", "mix", "parallel", "seq", "split", "eager")
 _C_FLAGS = 1 | 2 | 4
+_MOST_CORES = 65535  # that a limit can name: more than any pool has
 
 # Graphs kept per kernel, the oldest is dropped first.
 MAX_BUILDS = 64
@@ -144,8 +145,8 @@ def low_store(g: Any, spec: StoreSpec, x: NDObject) -> Any:
     return g.store(v)  # outputs bring their strides
 
 
-def low_section(g: Any, kind: int, flags: int) -> None:
-    g.section(kind, flags)
+def low_section(g: Any, kind: int, flags: int, cores: int) -> None:
+    g.section(kind, flags, cores)
 
 
 class Build:
@@ -543,21 +544,21 @@ class Kernel(ops.Operations):
 
     # ---------------------------------------------------------------- structure
 
-    def _section(self, ktype: int | str, flags: int) -> None:
+    def _section(self, ktype: int | str, flags: int, cores: int = 0) -> None:
         kind = parse_kind(ktype)[0] if isinstance(ktype, str) else int(ktype)
         if not 0 <= kind <= self.K_PARAL:
             raise KindError(f"a sub-kernel cannot be of type {ktype!r}")
-        self._emit("section", None, low_section, kind, int(flags) & _C_FLAGS)
+        self._emit("section", None, low_section, kind, int(flags) & _C_FLAGS, cores)
 
     def parallel_add(self, ktype: int | str, flags: int = 0, core_limit: int = 0) -> None:
-        """Opens the next independent part of a `parallel` kernel. Parts run one after the other on all
-        threads, so `core_limit` changes nothing; 0 is no limit.
+        """Opens the next independent part of a `parallel` kernel. Parts run one after the other, each on
+        all threads or, with a `core_limit` from 1 on, on at most that many; no bit of a result depends on it.
         """
         if self._kind != self.K_PARAL:
             raise StateError("parallel_add belongs to kernels of type parallel")
         if not isinstance(core_limit, int) or core_limit < 0:
             raise ArgumentError(f"parallel_add: core_limit is 0 or a number of cores, not {core_limit!r}")
-        self._section(ktype, flags)
+        self._section(ktype, flags, min(core_limit, _MOST_CORES))
 
     def seq_add(self, ktype: int | str, flags: int = 0) -> None:
         """Opens the next stage of a `seq` kernel, the first included."""

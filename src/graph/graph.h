@@ -62,8 +62,9 @@ DVM_INLINE uint32_t dvm_dim_expr_id(int64_t d) { return (uint32_t)(d - DVM_DIM_E
 
 struct dvm_section {
     uint8_t kind;
-    uint32_t flags;
+    uint32_t flags; /* DVM_CORES in the high half */
 };
+DVM_INLINE uint32_t dvm_section_cores(const struct dvm_section *s) { return s->flags >> 16; }
 
 struct dvm_graph {
     struct dvm_ctx *ctx;

@@ -507,8 +507,13 @@ static dvm_status statement(struct dvm_reader *r) {
     if (dvm_lex_take(LX, "next")) {
         dvm_kind k;
         uint32_t flags;
+        int64_t cores = 0;
         DVM_TRY(kind(r, &k, &flags));
-        return dvm_read_built(r, dvm_graph_section(r->g, k, flags));
+        if (dvm_lex_take(LX, "cores")) {
+            DVM_TRY(dvm_lex_want(LX, "="));
+            DVM_TRY(dvm_read_int(r, 1, UINT16_MAX, &cores));
+        }
+        return dvm_read_built(r, dvm_graph_section(r->g, k, flags | DVM_CORES(cores)));
     }
     dvm_status st =
         dvm_lex_expected_line(LX, "a statement (%name = ..., store, next, let) or \"}\"");

@@ -459,7 +459,9 @@ static void body(struct writer *w) {
         uint32_t last = r < g->node.n ? NODE(r)->section + 1u : g->section.n;
         for (; section < last && section < g->section.n; section++) {
             PUT("  next");
-            kind(w, g->section.p[section].kind, g->section.p[section].flags);
+            const struct dvm_section *s = &g->section.p[section];
+            kind(w, s->kind, s->flags);
+            if (dvm_section_cores(s)) PUT(" cores=%u", dvm_section_cores(s));
             PUT("\n");
         }
         if (r < g->node.n) statement(w, r);

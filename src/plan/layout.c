@@ -301,6 +301,19 @@ static void add_product(struct planner *p, struct dvm_plan *pl, struct bump *bm,
     k->gemm = m;
 }
 
+/* Threads for a kernel: as many as the section of any of its roots may have. */
+static uint16_t cores_of(const struct planner *p, const struct group *g) {
+    uint32_t most = 0;
+    for (uint32_t i = 0; i < g->roots.n; i++) {
+        const struct dvm_node *n = &p->g->node.p[p->node.p[g->roots.p[i].user].gref];
+        uint32_t cores =
+            n->section < p->g->section.n ? dvm_section_cores(&p->g->section.p[n->section]) : 0;
+        if (!cores) return 0;
+        most = DVM_MAX(most, cores);
+    }
+    return (uint16_t)most;
+}
+
 static void add_kernel(struct planner *p, struct dvm_plan *pl, struct bump *bm, struct group *g,
                        struct dvm_kplan *k) {
     static const char *const why[][2] = {
@@ -315,6 +328,7 @@ static void add_kernel(struct planner *p, struct dvm_plan *pl, struct bump *bm, 
                             .naxes = (uint8_t)g->naxes,
                             .nm = (uint8_t)g->nm,
                             .whole_rows = g->scan,
+                            .cores = cores_of(p, g),
                             .why = why[g->kind][passes > 1]};
     for (int a = 0; a < g->naxes; a++) k->size[a] = g->ax[a].size;
     k->block = !g->gemm                  ? block_size(g, p->in->cache_bytes)

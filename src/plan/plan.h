@@ -76,6 +76,7 @@ struct dvm_kplan {
     uint8_t naxes, nm;
     uint8_t whole_rows; /* has a SCAN, or keeps rows in scratch: a row is never cut */
     uint16_t nphase;
+    uint16_t cores; /* threads it may have; 0: all */
     int64_t size[DVM_MAX_AXES];
     int64_t block;  /* rows (ROW) or columns (COL) in a block, >= 1 */
     size_t scratch; /* bytes of block-local buffers for `block` rows or columns */

@@ -96,7 +96,9 @@ static void write_kernel(const struct dvm_plan *p, uint32_t i, struct dvm_text *
     dvm_plan_write_axes(k, t);
     PUT("\n  block %lld scratch %zu bytes %lld", (long long)k->block, k->scratch,
         (long long)k->bytes);
-    PUT("%s%s\n", k->whole_rows ? " " : "", k->whole_rows ? whole_rows : "");
+    PUT("%s%s", k->whole_rows ? " " : "", k->whole_rows ? whole_rows : "");
+    if (k->cores) PUT(" cores %u", k->cores);
+    PUT("\n");
     if (k->why && *k->why) PUT("  why \"%s\"\n", k->why);
     if (k->gemm) dvm_plan_write_product(k, t);
     for (int f = 0; f < k->nphase; f++) write_phase(p, k, &k->phase[f], t);
@@ -496,6 +498,10 @@ static dvm_status read_kernel(struct reader *r) {
     DVM_TRY(field(r, "bytes", &k.bytes));
     k.scratch = (size_t)scratch;
     k.whole_rows = take(r, whole_rows);
+    if (take(r, "cores")) {
+        DVM_TRY(natural(r, UINT16_MAX, &v));
+        k.cores = (uint16_t)v;
+    }
     DVM_TRY(read_why(r));
     if (k.kind == DVM_KIND_GEMM) DVM_TRY(read_product(r, &k));
     while (is(r, "phase")) DVM_TRY(read_phase(r, &k));

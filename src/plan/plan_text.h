@@ -9,7 +9,7 @@
  *
  *   kernel 0 row
  *     axes kept 64, strip 512           sizes, outermost first
- *     block 16 scratch 64 bytes 262144  then whole_rows where rows are never cut
+ *     block 16 scratch 64 bytes 262144  then whole_rows where rows are never cut, cores 2 where threads are limited
  *     why "rows stay in cache between passes"
  *     phase full strip 0                then params 0, 1: parameters of the plan
  *       o0: input 0 [2048, 4]           step in bytes along each axis

@@ -60,4 +60,9 @@ void dvm_pool_destroy(struct dvm_pool **p);
 int dvm_pool_size(const struct dvm_pool *p);
 dvm_status dvm_pool_resize(struct dvm_pool *p, int threads);
 void dvm_pool_run(struct dvm_pool *p, int n, void (*body)(void *arg, int i), void *arg);
+/* Threads of a kernel that may have `cores`, 0: all. */
+DVM_INLINE int dvm_launch_threads(const struct dvm_launch *l, int cores) {
+    int threads = l->pool ? dvm_pool_size(l->pool) : 1;
+    return cores ? DVM_MIN(threads, cores) : threads;
+}
 #endif

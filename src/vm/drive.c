@@ -71,7 +71,7 @@ static int64_t weigh(const struct dvm_launch *l, const struct dvm_kplan *k) {
 /* Half a million additions take about 10 us on one AVX2 core while the data are in its cache; with 200 000 of them one
  * thread took 3.7 us and two took 4.4, the second one being awake. */
 static int threads_for(const struct dvm_launch *l, const struct dvm_space *s) {
-    const int threads = l->pool ? dvm_pool_size(l->pool) : 1;
+    const int threads = dvm_launch_threads(l, s->k->cores);
     const int64_t elements = s->outer * s->len * s->cut, ins = threads > 1 ? count_ins(l, s->k) : 0;
     if (threads == 1 || elements < PAYS / (12 * DVM_MAX(ins, 1))) return 1;
     if (dvm_pool_eager(l->pool)) return elements * (1 + ins / 16) < SMALL ? 1 : threads;

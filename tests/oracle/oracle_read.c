@@ -628,6 +628,10 @@ static void statement(struct parse *s) {
         if (take(s, ":")) do
                 name(s);
             while (take(s, ","));
+        if (take(s, "cores")) {
+            want(s, "=");
+            integer(s);
+        }
     } else if (take(s, "let")) {
         char *n = name(s);
         want(s, "=");

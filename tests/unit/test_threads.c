@@ -60,6 +60,54 @@ static void test_threads_where_they_pay(void **state) {
     assert_int_equal(loops(light, 1000, true), 0);
 }
 
+/* ---- sections with fewer threads ------------------------------------------------------------------------------ */
+
+static void most_loop(void *user, int n, void (*body)(void *arg, int i), void *arg) {
+    *(int *)user = DVM_MAX(*(int *)user, n);
+    for (int i = 0; i < n; i++) body(arg, i);
+}
+
+/* Most threads that one kernel asked for, and what came out. */
+static int most_threads(const char *text, uint64_t *hash) {
+    int most = 0;
+    struct prog p;
+    dvm_ctx *c;
+    dvm_options o = {.threads = 8, .parallel = most_loop, .parallel_user = &most};
+    assert_int_equal(dvm_ctx_create(&o, &c), DVM_OK);
+    dvm_pool_set_eager(c->pool, true);
+    if (prog_open(&p, c, text, "400,300")) fail_msg("%s", dvm_error_text());
+    assert_int_equal(prog_run(&p), DVM_OK);
+    *hash = prog_hash(&p);
+    prog_close(&p);
+    dvm_ctx_destroy(&c);
+    return most;
+}
+
+static void test_sections_with_limits(void **state) {
+    (void)state;
+    static const char *const bodies[] = {"%a = exp %x store %a", "%a = sum %x, dims=[1] store %a",
+                                         "%a = sum %x, dims=[0] store %a",
+                                         "%a = matmul %x, %x, trans_b store %a"};
+    static const char *const kinds[] = {"vector", "vector", "vector", "cube"};
+    char text[400];
+    for (int i = 0; i < 4; i++) {
+        uint64_t want = 0, got = 0;
+        const char *format = "kernel parallel () { next %s%s %%x = load f32[?, ?] %s }";
+        snprintf(text, sizeof text, format, kinds[i], "", bodies[i]);
+        int all = most_threads(text, &want);
+        assert_true(all > 3);
+        for (int cores = 1; cores <= 3; cores++) {
+            char limit[16];
+            snprintf(limit, sizeof limit, " cores=%d", cores);
+            snprintf(text, sizeof text, format, kinds[i], limit, bodies[i]);
+            int most = most_threads(text, &got);
+            if (most > cores || (cores > 1 && most < 2))
+                fail_msg("%s: %d threads of %d", text, most, cores);
+            assert_true(got == want);
+        }
+    }
+}
+
 static void test_same_bits(void **state) {
     (void)state;
     static const int threads[] = {1, 2, 3, 16};
@@ -257,9 +305,13 @@ static void test_resize_while_running(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_threads_where_they_pay), cmocka_unit_test(test_same_bits),
-        cmocka_unit_test(test_same_bits_by_shape),     cmocka_unit_test(test_many_callers),
-        cmocka_unit_test(test_many_compilers),         cmocka_unit_test(test_resize_while_running),
+        cmocka_unit_test(test_threads_where_they_pay),
+        cmocka_unit_test(test_sections_with_limits),
+        cmocka_unit_test(test_same_bits),
+        cmocka_unit_test(test_same_bits_by_shape),
+        cmocka_unit_test(test_many_callers),
+        cmocka_unit_test(test_many_compilers),
+        cmocka_unit_test(test_resize_while_running),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

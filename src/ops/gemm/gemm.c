@@ -311,6 +311,7 @@ dvm_status dvm_gemm_run(const struct dvm_gemm *g, const struct dvm_gemm_isa *isa
                         struct dvm_pool *pool, const struct dvm_mem *mem, void *scratch) {
     DVM_TRY(dvm_gemm_check(g));
     int threads = pool ? dvm_pool_size(pool) : 1;
+    if (g->cores) threads = DVM_MIN(threads, g->cores);
     bool pairs = use_pairs(g, isa);
     struct gemm_run r = {.g = g,
                          .k = isa->k,

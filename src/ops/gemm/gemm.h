@@ -74,6 +74,7 @@ struct dvm_gemm {
     int64_t m, n, k;
     struct dvm_gemm_mat a, b; /* M x K, K x N */
     bool lanes;               /* BATCH with m or n 1 */
+    int cores;                /* threads it may have; 0: all of the pool */
     enum dvm_gemm_form form;
     int nbatch; /* dimensions of the batch, outermost first; grouped forms have none */
     int64_t bdim[DVM_GEMM_NBATCH];
@@ -110,7 +111,7 @@ dvm_status dvm_gemm_check(const struct dvm_gemm *g);
 /* Bytes of 64-byte aligned scratch for `threads` threads. */
 size_t dvm_gemm_scratch(const struct dvm_gemm *g, const struct dvm_gemm_isa *isa, int threads);
 /* pool NULL: the caller alone. scratch NULL: taken from the pool or mem; otherwise what dvm_gemm_scratch says for
- * dvm_pool_size(pool). Callbacks get thread numbers below that size. */
+ * dvm_pool_size(pool), or g->cores where that is fewer. Callbacks get thread numbers below that size. */
 dvm_status dvm_gemm_run(const struct dvm_gemm *g, const struct dvm_gemm_isa *isa,
                         struct dvm_pool *pool, const struct dvm_mem *mem, void *scratch);
 /* The same result by the scalar loop above; callbacks get single elements, or whole rows, which are made in `row`: N floats,

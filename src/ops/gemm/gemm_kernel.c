@@ -252,7 +252,8 @@ static dvm_status run_product(struct job *j, struct dvm_gemm *g) {
     size_t a, b, c, got;
     if (g->form != DVM_GEMM_BATCH) DVM_TRY(read_groups(j, g));
     g->ends = j->ends;
-    int threads = isa->k && l->pool ? dvm_pool_size(l->pool) : 1;
+    g->cores = j->k->cores;
+    int threads = isa->k ? dvm_launch_threads(l, j->k->cores) : 1;
     size_t slots = slot_size(j, &a, &b, &c) * (size_t)threads,
            scratch = isa->k ? dvm_gemm_scratch(g, isa, threads) : (size_t)(g->panel ? g->n : 0) * 4;
     j->slots = dvm_pool_take(l->pool, l->mem, slots + scratch, &got);
