@@ -1,7 +1,7 @@
 """Attention beside torch's CPU flash attention: `./dev exec python bench/attn_bench.py [NAME...]`.
 
 Each line is one shape: milliseconds of DVM and of the peer, the smallest of some rounds that alternate between
-the two, their ratio (above 1: DVM is faster), its bar and the number of rounds. A row below its bar has more rounds, of both
+the two, their ratio (above 1: DVM is faster), its bar and the number of rounds. A row that is not clearly above its bar has more rounds, of both
 sides alike, up to three times; what counts is the smallest of all rounds. GF counts 2 Nq nnz (D + D2) forward and
 2 Nq nnz (3 D + 2 D2) backward, visible pairs only. At the end every row that misses its bar is told.
 
@@ -36,6 +36,7 @@ import dvm.ops
 import gemm_bench
 import torch
 import torch.nn.functional as F
+from bars import CLEAR
 from dvm.torch import rows_attn
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -141,7 +142,9 @@ def floor(flops: float, pairs: float) -> float:
     return flops / rate + pairs * min(micro().gm_exps() for _ in range(20))
 
 
-MORE = 3  # times that a row below its bar is measured again, each twice as long as before
+MORE = (
+    3  # times that a row not clearly above its bar is measured again, each twice as long as before
+)
 
 
 @dataclass
@@ -158,7 +161,7 @@ class Row:
         p = self.pair()
         p.go(seconds, 1)
         for i in range(1, MORE + 1):
-            if p.ratio() < self.bar and time.perf_counter() < end:
+            if p.ratio() < CLEAR * self.bar and time.perf_counter() < end:
                 p.go(seconds * 2**i, 2 * i)
         a, b = p.times
         rate = f"{self.flops / a / 1e9:7.1f} GF" if self.flops else " " * 10

@@ -5,10 +5,11 @@ from collections import defaultdict
 from collections.abc import Callable
 
 AGAIN = (1, 2, 4, 8)
+CLEAR = 1.05  # a row is measured again unless it is so much above its bar: stopping just above it would favour one side
 
 
 def rounds_until(turn: Callable[[int], None], good: Callable[[], bool], rounds: int) -> int:
-    """Calls turn, in which every side runs once and keeps its least time, `rounds` times; as long as the row is below its bar,
+    """Calls turn, in which every side runs once and keeps its least time, `rounds` times; as long as the row is not clearly above its bar,
     twice as often again, and so on. Both sides gain alike by more rounds. Returns how many there were."""
     done = 0
     for times in AGAIN:

@@ -4,7 +4,7 @@
                                           [--layout nn,nt] [--isa avx2] [--reps N] [--match 1x8192x2048] [--full]
 
 One thread is timed by processor time of the calling thread, so that other load on the machine disturbs less; several
-threads by the clock. Best of the repetitions, both sides in turn; a row below its bar gets more of them (the last column). Products of more than 2^33 multiply-adds (4096 x 4096 x 4096, most of 2048 rows)
+threads by the clock. Best of the repetitions, both sides in turn; a row not clearly above its bar gets more of them (the last column). Products of more than 2^33 multiply-adds (4096 x 4096 x 4096, most of 2048 rows)
 only with --full: bf16 takes torch minutes each where the processor has no instructions for it. At the end each bar, with every
 row below it: torch.mm 0.9 in the mean and 0.75 everywhere, 0.75 of the core's measured multiply-adds at 2048 x 2048 x 2048 in
 f32, a loop of torch.mm over groups 1.5.
@@ -21,7 +21,7 @@ import time
 # Waiting threads of the other side would take the processor away.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 import torch
-from bars import Bars, rounds_until
+from bars import CLEAR, Bars, rounds_until
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 DTYPES = {"f32": (3, torch.float32), "bf16": (2, torch.bfloat16), "f16": (1, torch.float16)}
@@ -124,7 +124,9 @@ class Pair:
             theirs = min(theirs, self.theirs(inner))
             ours = min(ours, self.ours(inner))
 
-        done = rounds_until(turn, lambda: theirs >= MEAN * ours and ours <= least, rounds)
+        done = rounds_until(
+            turn, lambda: theirs >= CLEAR * MEAN * ours and CLEAR * ours <= least, rounds
+        )
         return ours, theirs, done
 
 
@@ -166,7 +168,7 @@ def grouped(
             ),
         )
 
-    done = rounds_until(turn, lambda: theirs >= GROUPS * ours, rounds)
+    done = rounds_until(turn, lambda: theirs >= CLEAR * GROUPS * ours, rounds)
     row = f"{dtype} {groups:3d} groups of 0..{most:3d} rows, {n} {k}"
     print(
         f"{row}  dvm {ours * 1e6:9.1f} us   "

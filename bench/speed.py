@@ -2,7 +2,7 @@
 loop, torch eager, Inductor and the copy rate; norms and softmax forward and backward beside eager.
 
 All contestants of a row take turns within the same fraction of a second, and the best time of each counts: what another
-process takes away hits one round, not one contestant. A row below a bar gets more rounds, of all contestants alike, before
+process takes away hits one round, not one contestant. A row not clearly above its bars gets more rounds, of all contestants alike, before
 it is called a miss. Ratios are peer time / DVM time: above 1 DVM is faster.
 """
 
@@ -20,6 +20,7 @@ import numpy as np
 import peers
 import rates
 import torch
+from bars import CLEAR
 from cases import Case, Pair, cases, chain_case, pairs
 
 SIZES = {
@@ -121,15 +122,15 @@ def copies(size: int) -> dict[str, Callable[[], Any]]:
     return {"copy torch": lambda: b.copy_(a), "copy libc": by_c}
 
 
-MORE = 4  # times that a row below a bar is measured again, with twice the budget
+MORE = 4  # times that a row not clearly above its bars is measured again, with twice the budget
 
 
 def decide(match: Match, budget: float, row_of: Callable[[dict[str, float]], Row]) -> Row:
-    """The row of a match, played on while it misses a bar."""
+    """The row of a match, played on while it is not clearly above its bars."""
     match.play(budget)
     for _ in range(MORE):
         row = row_of(dict(match.best))
-        if not misses(row):
+        if not misses(row, CLEAR):
             break
         match.play(2 * budget)
     row = row_of(dict(match.best))
@@ -272,10 +273,10 @@ def value(row: Row, of: str) -> float | None:
     return row.copy if of == "copy" else row.floor() if of == "floor" else row.ratio(of)
 
 
-def misses(row: Row) -> bool:
-    """Whether the row is below a bar that holds for each."""
+def misses(row: Row, by: float) -> bool:
+    """Whether the row is below `by` times a bar that holds for each."""
     values = [(value(row, bar.peer), bar.worst) for bar in BARS if bar.of(row)]
-    return any(v is not None and v == v and v < worst for v, worst in values)
+    return any(v is not None and v == v and v < by * worst for v, worst in values)
 
 
 def summary(rows: list[Row]) -> dict[str, Any]:
@@ -312,7 +313,7 @@ def main(args: argparse.Namespace) -> dict[str, Any]:
     print(
         "\nPromise 4: CPU speed. Ratios are peer time / DVM time; copy: share of the rate of the faster copy;\n"
         "floor: share of the larger of two times, of copying what the kernel moves and of its arithmetic in cache;\n"
-        "read: of kernels that only read, share of the rate of the fastest of several loops that read; a row below a bar has\n"
+        "read: of kernels that only read, share of the rate of the fastest of several loops that read; a row not clearly above its bars has\n"
         "more rounds, of all contestants alike"
     )
     if any(SIZES[job[3]] >= LARGE for job in jobs(args)):
