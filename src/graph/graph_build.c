@@ -773,9 +773,9 @@ dvm_status dvm_graph_section(struct dvm_graph *g, dvm_kind kind, uint32_t flags)
         AT_FAIL(KIND, "a section cannot be of kind %d", (int)kind);
     if (g->section.n >= UINT16_MAX) AT_FAIL(LIMIT, "too many sections");
     AT_TRY(DVM_VEC_RESERVE(&g->mem, g->section, 2));
-    /* Nodes before the first call of a speculative graph are its first section. */
+    /* Nodes before the first call of a speculative graph are its first section, without a limit of threads. */
     if (g->section.n == 0 && g->node.n > 1)
-        g->section.p[g->section.n++] = (struct dvm_section){(uint8_t)kind, flags};
+        g->section.p[g->section.n++] = (struct dvm_section){(uint8_t)kind, flags & UINT16_MAX};
     g->section.p[g->section.n++] = (struct dvm_section){(uint8_t)kind, flags};
     return DVM_OK;
 }

@@ -417,7 +417,7 @@ static bool opens_by_itself(const struct dvm_graph *g) {
     if (g->section.n == 0) return true;
     if (g->section.n == 1 || g->node.n < 2 || g->node.p[1].section != 0) return false;
     const struct dvm_section *s = g->section.p;
-    return s[0].kind == s[1].kind && s[0].flags == s[1].flags;
+    return s[0].kind == s[1].kind && s[0].flags == (s[1].flags & UINT16_MAX);
 }
 
 static bool in_header(const struct writer *w, dvm_ref r) {

@@ -59,6 +59,22 @@ def problems(draw, most=150, head=130):
     return Problem(q, k, v, **kw), normal(nq, qlen, d2)
 
 
+@st.composite
+def narrow(draw):
+    """Bands of few keys at the ends of tiles: rows that see keys stand between rows that do not."""
+    size = st.sampled_from([n + more for n in (1, 5, 96, 128, 192) for more in range(5)])
+    nq, nk = draw(size), draw(size)
+    mode = draw(st.sampled_from([0, 4]))
+    nxt = draw(st.integers(-6, 6))
+    pre = draw(st.integers(-nxt, 12 - nxt))
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    q, k, v, do = (rng.normal(size=(1, n, 3)) for n in (nq, nk, nk, nq))
+    mask = {"mask": np.zeros((nq, nk), bool)} if mode == 0 else {}
+    return Problem([q], [k], [v], layout="BNSD", mode=mode, pre=pre, nxt=nxt, op="npu", **mask), [
+        do
+    ]
+
+
 def judge(case):
     problem, do = case
     try:
@@ -72,6 +88,12 @@ def judge(case):
 @hypothesis.settings(max_examples=60)
 @hypothesis.given(problems())
 def test_random_problems(case):
+    judge(case)
+
+
+@hypothesis.settings(max_examples=150)
+@hypothesis.given(narrow())
+def test_narrow_bands(case):
     judge(case)
 
 

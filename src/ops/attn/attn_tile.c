@@ -167,14 +167,15 @@ static struct attn_range in_tile(const struct attn_seq *q, int64_t i, int64_t j0
     return k.from < k.to ? k : (struct attn_range){0, 0};
 }
 
-/* Ends of the intervals do not decrease from row to row: where the first and the last row see the same, all do. */
+/* Ends of the intervals do not decrease from row to row: where the first and the last row see the same keys, all do. Where both
+ * see none, one may end before the tile and the other begin behind it, with rows between that see some. */
 bool dvm_attn_see(struct attn_work *w, const struct attn_block *blk, int64_t j0) {
     w->alike = false;
     if (w->a->flex) return dvm_attn_flex_see(w, blk, j0);
     const struct attn_seq *q = &w->seq[blk->b];
     struct attn_range k = in_tile(q, blk->i0, j0), last = in_tile(q, blk->i0 + blk->rows - 1, j0);
-    w->alike = k.from == last.from && k.to == last.to;
-    bool any = w->alike && k.from < k.to;
+    w->alike = k.from < k.to && k.from == last.from && k.to == last.to;
+    bool any = w->alike;
     for (int r = 0; w->alike && r < blk->m; r++) {
         w->from[r] = (int)k.from;
         w->to[r] = (int)k.to;
