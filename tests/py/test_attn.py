@@ -29,15 +29,16 @@ def problems(draw, most=150, head=130):
     nkv, group = draw(st.integers(1, 2)), draw(st.integers(1, 4))
     nq = nkv * group
     d, d2 = draw(st.integers(1, head)), draw(st.integers(1, head))
-    pre = draw(st.one_of(st.just(ALL), st.integers(-8, 300)))
-    nxt = draw(st.one_of(st.just(ALL), st.integers(-8, 300)))
+    edge = st.one_of(st.just(ALL), st.integers(-8, 12), st.integers(-8, 300))
+    pre, nxt = draw(edge), draw(edge)
     hypothesis.assume(pre + nxt >= 0)
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
 
     def normal(n, lengths, width):
         return [rng.normal(size=(n, s, width)) for s in lengths]
 
-    kw = dict(layout=layout, mode=mode, pre=pre, nxt=nxt, op="npu")
+    kw = dict(layout=layout, mode=mode, pre=pre, nxt=nxt)
+    kw["op"] = draw(st.sampled_from(["npu", "swa"])) if mode in (0, 4) else "npu"
     kw["dtype"] = draw(st.sampled_from(DTYPES))
     kw["scale"] = draw(st.sampled_from([1 / np.sqrt(d), 0.3, -0.2]))
     kw["keep"] = draw(st.sampled_from([1.0, 1.0, 0.7]))
