@@ -556,9 +556,10 @@ class Kernel(ops.Operations):
         """
         if self._kind != self.K_PARAL:
             raise StateError("parallel_add belongs to kernels of type parallel")
-        if not isinstance(core_limit, int) or core_limit < 0:
+        cores = getattr(core_limit, "__index__", lambda: -1)()
+        if isinstance(core_limit, bool) or cores < 0:
             raise ArgumentError(f"parallel_add: core_limit is 0 or a number of cores, not {core_limit!r}")
-        self._section(ktype, flags, min(core_limit, _MOST_CORES))
+        self._section(ktype, flags, min(cores, _MOST_CORES))
 
     def seq_add(self, ktype: int | str, flags: int = 0) -> None:
         """Opens the next stage of a `seq` kernel, the first included."""

@@ -857,7 +857,7 @@ def test_limits_and_tuning_change_nothing(rng):
         return k.output(p).tobytes(), k.output(q).tobytes()
 
     want = bits(0)
-    assert bits(1) == bits(1000) == want
+    assert bits(1) == bits(1000) == bits(np.int64(2)) == bits(2**40) == want
     calls = (
         dvm.PyKernel.set_deterministic,
         dvm.PyKernel.set_determ,
@@ -867,7 +867,7 @@ def test_limits_and_tuning_change_nothing(rng):
     for call, enable in itertools.product(calls, (True, False)):
         assert call(enable) is None
         assert bits(2) == want
-    for limit in (-1, 1.5, "2"):
+    for limit in (-1, 1.5, "2", True):
         with pytest.raises(dvm.ArgumentError, match="core_limit"):
             dvm.PyKernel("parallel").parallel_add(dvm.Kernel.K_VEC, 0, limit)
 

@@ -153,32 +153,6 @@ def product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 TAPS = 8  # longest filter that is written out
 
 
-def _is_by_channel(
-    x: torch.Tensor,
-    w: torch.Tensor,
-    stride: Sequence,
-    transposed: bool,
-    extra: Sequence,
-    groups: int,
-) -> bool:
-    """A convolution over one axis, every channel with a short filter of its own: a few products
-    and sums of shifted rows, as of the gated delta rule. torch's takes ten times as long."""
-    return (
-        x.dim() == w.dim() == 3
-        and isinstance(groups, int)
-        and groups > 1
-        and tuple(w.shape[:2]) == (groups, 1)
-        and isinstance(w.shape[2], int)
-        and 1 <= w.shape[2] <= TAPS
-        and tuple(stride) == (1,)
-        and not transposed
-        and not any(extra)
-        and x.dtype is w.dtype
-        and x.dtype in (torch.float32, torch.float16, torch.bfloat16)
-        and x.device.type == "cpu"
-    )
-
-
 def _filtered(x: torch.Tensor, taps: Sequence[torch.Tensor], step: int, axis: int, n: Any) -> Any:
     """Element t of n along the axis: the sum over j of taps[j] * x[t + j * step]."""
     parts = [x.narrow(axis, j * step, n) * tap for j, tap in enumerate(taps)]
@@ -186,10 +160,12 @@ def _filtered(x: torch.Tensor, taps: Sequence[torch.Tensor], step: int, axis: in
 
 
 class _Rows:
-    """Axis and order of a convolution over one axis: channels stay last where they lie so, that
-    everything is read in the order of memory."""
+    """A convolution over one axis, every channel with a short filter of its own: a few products and
+    sums of shifted rows, as of the gated delta rule. torch's takes ten times as long. Channels stay
+    last where they lie so, that everything is read in the order of memory."""
 
-    def __init__(self, x: torch.Tensor, w: torch.Tensor):
+    def __init__(self, x: torch.Tensor, w: torch.Tensor, padding: Any, step: int):
+        self.padding, self.step = padding, step
         self.last = _along(x, 1, 2)
         self.axis = 1 if self.last else 2
         self.taps = [w[:, 0, j] if self.last else w[:, :, j] for j in range(w.shape[2])]
@@ -206,51 +182,62 @@ class _Rows:
         return self.ordered(x).contiguous()
 
 
-def convolution(
+def _by_channel(
     x: torch.Tensor,
     w: torch.Tensor,
-    bias: torch.Tensor | None,
     stride: Sequence,
     padding: Sequence,
     dilation: Sequence,
     transposed: bool,
     extra: Sequence,
     groups: int,
+) -> _Rows | None:
+    """None: another convolution. Arguments as of aten::convolution."""
+    is_so = (
+        x.dim() == w.dim() == 3
+        and isinstance(groups, int)
+        and groups > 1
+        and tuple(w.shape[:2]) == (groups, 1)
+        and isinstance(w.shape[2], int)
+        and 1 <= w.shape[2] <= TAPS
+        and tuple(stride) == (1,)
+        and not transposed
+        and not any(extra)
+        and x.dtype is w.dtype
+        and x.dtype in (torch.float32, torch.float16, torch.bfloat16)
+        and x.device.type == "cpu"
+    )
+    return _Rows(x, w, padding[0], dilation[0]) if is_so else None
+
+
+def convolution(
+    x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None, *how: Any
 ) -> torch.Tensor:
-    if not _is_by_channel(x, w, stride, transposed, extra, groups):
+    rows = _by_channel(x, w, *how)
+    if rows is None:
         return NotImplemented
-    (p,), (step,), rows = padding, dilation, _Rows(x, w)
-    length = x.shape[2] + 2 * p - (w.shape[2] - 1) * step
-    y = _filtered(rows.padded(x, p), rows.taps, step, rows.axis, length)
+    length = x.shape[2] + 2 * rows.padding - (w.shape[2] - 1) * rows.step
+    y = _filtered(rows.padded(x, rows.padding), rows.taps, rows.step, rows.axis, length)
     if bias is not None:
         y = y + (bias if rows.last else bias[:, None])
     return rows.result(y)
 
 
 def gradients_of_convolution(
-    gradient: torch.Tensor,
-    x: torch.Tensor,
-    w: torch.Tensor,
-    bias_sizes: Sequence | None,
-    stride: Sequence,
-    padding: Sequence,
-    dilation: Sequence,
-    transposed: bool,
-    extra: Sequence,
-    groups: int,
-    mask: Sequence[bool],
+    gradient: torch.Tensor, x: torch.Tensor, w: torch.Tensor, bias_sizes: Any, *how_and_mask: Any
 ) -> tuple[torch.Tensor | None, ...]:
-    if not _is_by_channel(x, w, stride, transposed, extra, groups):
+    *how, mask = how_and_mask
+    rows, n = _by_channel(x, w, *how), w.shape[2]
+    if rows is None:
         return NotImplemented
-    (p,), (step,), n, rows = padding, dilation, w.shape[2], _Rows(x, w)
     of_x = of_w = None
     if mask[0]:
-        padded = rows.padded(gradient, (n - 1) * step - p)
-        of_x = rows.result(_filtered(padded, rows.taps[::-1], step, rows.axis, x.shape[2]))
+        padded = rows.padded(gradient, (n - 1) * rows.step - rows.padding)
+        of_x = rows.result(_filtered(padded, rows.taps[::-1], rows.step, rows.axis, x.shape[2]))
     if mask[1]:
-        padded, g = rows.padded(x, p), rows.ordered(gradient)
+        padded, g = rows.padded(x, rows.padding), rows.ordered(gradient)
         others = (0, rows.axis)
-        moved = [padded.narrow(rows.axis, j * step, gradient.shape[2]) for j in range(n)]
+        moved = [padded.narrow(rows.axis, j * rows.step, gradient.shape[2]) for j in range(n)]
         of_w = torch.stack([(g * m).sum(others) for m in moved], 1)[:, None]
     return of_x, of_w, gradient.sum((0, 2)) if mask[2] else None
 

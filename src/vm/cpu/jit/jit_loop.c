@@ -402,7 +402,7 @@ static void move_waiting(struct dvm_je *e, int op, int units) {
             vec(e, op, e->full, e->b->acc[k].reg[u], dvm_x_idx(J_R_FRAME, J_R_ROW, 0, at));
 }
 
-/* The call's numbers: see dvm_jit_code. */
+/* The call's numbers (jit_ir.h, rows by turns), to rax; returns where those of step `which` begin. */
 static int load_steps(struct dvm_je *e, int which) {
     gpr(e, G_MOV, X_RAX, dvm_j_frame_at(J_F_ARGS));
     gpr(e, G_MOV, X_RAX, dvm_x_mem(X_RAX, offsetof(struct dvm_strip_args, step)));
