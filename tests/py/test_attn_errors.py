@@ -361,6 +361,14 @@ def test_torch_tensors_are_refused_alike():
     )
 
 
+def test_torch_tensors_beside_other_operands():
+    torch = pytest.importorskip("torch")
+    q, k, v = bnsd()
+    for other in (k, k.tolist()):
+        with pytest.raises(dvm.ArgumentError, match=r"tensors of torch and (ndarray|list) in one"):
+            swa_forward(torch.zeros(q.shape), other, torch.zeros(v.shape), 2, "BNSD")
+
+
 def test_integers_beyond_64_bits():
     for name in ("pre_tockens", "next_tockens", "sparse_mode"):
         assert forward(**{name: 1 << 70}) == f"{name}: an integer beyond 64 bits"

@@ -257,7 +257,7 @@ def test_thin_products_are_sums_of_products(name, turned, dtype):
     for got, eager, exact in zip(*all_, strict=True):
         assert (got.shape, got.dtype) == (eager.shape, eager.dtype)
         error, eagers = ((t.double() - exact).norm() for t in (got, eager))
-        # Sums are made in f32, where each product may cost a rounding; the rest are roundings to dtype.
+        # Sums are made in f32: a rounding for each product; the rest are roundings to dtype.
         roundings = 4 * torch.finfo(dtype).eps + (m + k) * torch.finfo(torch.float32).eps
         assert error <= 1.5 * eagers + roundings * exact.norm()
     left = {op for g in dvm.torch.summary().graphs if g.kind == "forward" for op, _ in g.fallbacks}

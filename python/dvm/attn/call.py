@@ -37,8 +37,16 @@ class Spec(NamedTuple):
 
 
 def is_torch(tensors: tuple[Any, ...]) -> bool:
+    """Whether the operands are tensors of torch: all that are given, or none."""
     torch = sys.modules.get("torch")
-    return torch is not None and any(isinstance(t, torch.Tensor) for t in tensors)
+    given = [t for t in tensors if t is not None]
+    others = [t for t in given if torch is None or not isinstance(t, torch.Tensor)]
+    if others and len(others) < len(given):
+        raise _dvm.ArgumentError(
+            f"operands are tensors of torch and {type(others[0]).__name__} in one call; "
+            "pass all of them as one kind, with torch.as_tensor(x) or x.numpy()"
+        )
+    return bool(given) and not others
 
 
 def low(function: Any, spec: Spec, tensors: tuple[Any, ...]) -> Any:
