@@ -851,7 +851,7 @@ static void test_turned(void **state) {
         memset(to, 0x55, sizeof to);
         memset(back, 0x55, sizeof back);
         int64_t pitch = (cols + below(PAD + 1)) * size;
-        dvm_jit_gather(to + GUARD, pitch, from, size, cs, rows, cols, (int)size);
+        dvm_jit_gather(to + GUARD, pitch, from, size, cs, rows, cols, (int)size, cols % 2 ? 16 : 0);
         dvm_jit_scatter(back + GUARD, size, cs, to + GUARD, pitch, rows, cols, (int)size);
         for (int64_t i = 0; i < rows; i++)
             for (int64_t j = 0; j < cols; j++)

@@ -42,9 +42,10 @@ enum {
     J_STAGE_BYTES = 16 << 10, /* of one staged operand, at least */
     J_STAGE_SIDE =
         256, /* bytes of a side of a turned tile: four lines of memory in each direction */
-    J_WIDE_COLS = 1024, /* of a turned tile far away */
-    J_WIDE_BYTES = J_STAGE_SIDE * J_WIDE_COLS +
-        64 * J_STAGE_SIDE,   /* rows end with an unused line */
+    J_WIDE_SIDE =
+        4096, /* of a turned tile far away: bytes of a row, which ends with an unused line */
+    J_WIDE_BYTES = J_STAGE_SIDE / 2 * (J_WIDE_SIDE + 64),
+    J_AHEAD = 16,            /* columns that such a tile is asked for ahead of time */
     J_FETCH_BYTES = 8 << 20, /* turned matrices from here on are not in the near caches */
     J_FAR_BYTES = 96 << 10,  /* rows of a reduction that are not all in the first cache */
     J_BAND_BYTES = 8 << 10,  /* accumulators of columns between bands */
@@ -60,9 +61,10 @@ void dvm_jit_run_col(const struct dvm_code *c, const struct dvm_strip_args *a);
 /* Bytes that staging an operand takes. */
 size_t dvm_jit_stage_bytes(int mode, int dtype);
 
-/* jit_stage.c: strided memory to rows of contiguous elements, `pitch` bytes apart, a multiple of the size, and back. */
+/* jit_stage.c: strided memory to rows of contiguous elements, `pitch` bytes apart, a multiple of the size, and back. ahead: of
+ * turned memory, the columns so far behind the one that is copied are asked for; 0: none. */
 void dvm_jit_gather(char *to, int64_t pitch, const char *from, int64_t rs, int64_t cs, int64_t rows,
-                    int64_t cols, int size);
+                    int64_t cols, int size, int64_t ahead);
 void dvm_jit_prefetch(const char *p);
 void dvm_jit_scatter(char *to, int64_t rs, int64_t cs, const char *from, int64_t pitch,
                      int64_t rows, int64_t cols, int size);

@@ -78,30 +78,13 @@ static void fetch_lines(const struct dvm_opnd_arg *p, int64_t rows, int64_t cols
             dvm_jit_prefetch((const char *)((uintptr_t)p->ptr + (uintptr_t)(k * p->cs + line)));
 }
 
-/* A wide tile, a few columns after the others: their lines are asked for while those before are turned. */
-static void gather_wide(char *to, int64_t pitch, const struct dvm_opnd_arg *p, int64_t rows,
-                        int64_t cols, int size) {
-    enum { FEW = 16 };
-    struct dvm_opnd_arg at = *p;
-    for (int64_t j = 0; j < cols; j += FEW) {
-        const char *from = at.ptr;
-        at.ptr = (char *)((uintptr_t)at.ptr + (uintptr_t)(FEW * p->cs));
-        if (j + FEW < cols) fetch_lines(&at, rows, DVM_MIN(FEW, cols - j - FEW));
-        dvm_jit_gather(to + j * size, pitch, from, p->rs, p->cs, rows, DVM_MIN(FEW, cols - j),
-                       size);
-    }
-}
-
 static void stage_in(const struct dvm_jit_code *c, struct dvm_opnd_arg *p, int o, char *to,
                      int64_t pitch, int64_t rows, int64_t cols) {
     int size = size_of(c, o);
     bool wide = pitch > cols * size;
     switch (c->c.strip.opnd[o].role) {
     case DVM_ROLE_LOAD:
-        if (wide)
-            gather_wide(to, pitch, p, rows, cols, size);
-        else
-            dvm_jit_gather(to, pitch, p->ptr, p->rs, p->cs, rows, cols, size);
+        dvm_jit_gather(to, pitch, p->ptr, p->rs, p->cs, rows, cols, size, wide ? J_AHEAD : 0);
         break;
     case DVM_ROLE_PICK:
         memset(to, 0, (size_t)(rows * cols * size));
@@ -159,6 +142,31 @@ static void join_rows(args *a) {
     a->m = 1;
 }
 
+/* The first half of the next row of what is read beside a wide tile; the code itself asks for the second half, its rows
+ * being half as far ahead. 64 MiB of bf16 took 17 ms without it, 9.5 with it. */
+static void fetch_row(const struct dvm_jit_code *c, const args *a) {
+    const int64_t line = 64, most = J_WIDE_SIDE / 2;
+    for (int o = 0; o < c->c.strip.nopnd; o++) {
+        const struct dvm_opnd *d = &c->c.strip.opnd[o];
+        const struct dvm_opnd_arg *p = &a->opnd[o];
+        if (d->role != DVM_ROLE_LOAD || d->kind != DVM_OPND_CONTIG) continue;
+        for (int64_t at = 0; at < DVM_MIN(a->n * p->cs, most); at += line)
+            dvm_jit_prefetch((const char *)((uintptr_t)p->ptr + (uintptr_t)(p->rs + at)));
+    }
+}
+
+/* A wide tile, past the caches. */
+static void row_by_row(const struct dvm_jit_code *c, args *a, struct dvm_opnd_arg *opnd) {
+    int64_t rows = a->m;
+    a->m = 1;
+    for (int64_t r = 0; r < rows; r++) {
+        if (r + 1 < rows) fetch_row(c, a);
+        c->fn(a, 1);
+        for (int o = 0; o < c->c.strip.nopnd; o++)
+            opnd[o].ptr = (char *)((uintptr_t)opnd[o].ptr + (uintptr_t)opnd[o].rs);
+    }
+}
+
 /* Runs a tile, already small enough. wide: one operand is staged. */
 static void run_tile(const struct dvm_jit_code *c, const args *a, int64_t i, int64_t j,
                      int64_t rows, int64_t cols, bool wide) {
@@ -175,10 +183,12 @@ static void run_tile(const struct dvm_jit_code *c, const args *a, int64_t i, int
         if (!wide) buffer += dvm_jit_stage_bytes(s->mode, s->opnd[o].dtype);
     }
     if (s->mode == DVM_MODE_MAP && can_join_rows(c, &tile)) join_rows(&tile);
-    if (streams(c, a, &tile))
-        c->fn(&tile, 1);
-    else
+    if (!streams(c, a, &tile))
         call(c, &tile, j);
+    else if (wide)
+        row_by_row(c, &tile, opnd);
+    else
+        c->fn(&tile, 1);
     for (int o = 0; o < s->nopnd; o++)
         if (staged(c, a, o)) stage_out(c, a, &opnd[o], o, i, j, rows, cols);
 }
@@ -232,10 +242,10 @@ static void staged_map(const struct dvm_jit_code *c, const args *a) {
     int size = staged_size(c, a);
     bool square = !c->scans && turned(c, a); /* scans go through a row from its start */
     bool wide = is_wide(c, a);
-    int64_t cols = DVM_MIN(a->n, wide ? J_WIDE_COLS : square ? J_STAGE_SIDE / size : 1024);
+    int64_t cols = DVM_MIN(a->n, wide ? J_WIDE_SIDE / size : square ? J_STAGE_SIDE / size : 1024);
     int64_t room = square ? J_STAGE_SIDE * J_STAGE_SIDE / size / size : J_STAGE_BYTES / size;
     int64_t rows = c->scans ? 1
-                   : wide   ? DVM_MIN(a->m, J_STAGE_SIDE / size)
+                   : wide   ? DVM_MIN(a->m, J_STAGE_SIDE / DVM_MAX(size, 2))
                             : DVM_MIN(a->m, DVM_MAX(room / cols, 1));
     for (int64_t i = 0; i < a->m; i += rows)
         for (int64_t j = 0; j < a->n; j += cols) {
