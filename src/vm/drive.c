@@ -189,6 +189,20 @@ static struct needs needs_of(const struct dvm_job *j) {
     return n;
 }
 
+/* Units whose phases run over all of them before the next phase: small column kernels of several phases, whose code goes
+ * from box to box by itself. Sums over 16 rows of 64 columns, rounded in a second phase, took a call of each for 2 KiB. */
+static int64_t batch_of(const struct dvm_job *j) {
+    enum { MOST = 64, BYTES = 32 << 10 };
+    const struct dvm_kplan *k = j->s.k;
+    if (k->kind != DVM_MODE_COL || k->nphase < 2 || k->whole_rows || j->nchunk > 1) return 1;
+    for (int p = 0; p < k->nphase; p++) {
+        const struct dvm_phase *f = &k->phase[p];
+        bool fold = f->pass == DVM_MODE_COL && j->l->plan->code[f->strip]->boxes;
+        if (f->kind != DVM_PHASE_VEC && !fold) return 1;
+    }
+    return DVM_MAX(DVM_MIN(MOST, BYTES / (int64_t)DVM_MAX(pad(k->scratch), 64)), 1);
+}
+
 /* Vectors per fold while a column block is folded: the levels of its counter, the group being folded
  * and a row of it. */
 static int count_vectors(const struct dvm_job *j) {
@@ -215,7 +229,8 @@ static size_t lay_slot(const struct dvm_job *j, const struct needs *n, char *bas
     s->box = base ? s->opnd + n->nopnd : NULL;
     s->param = (uint64_t *)carve(base, &at, (size_t)n->all_params * sizeof *s->param);
     s->code_scratch = carve(base, &at, n->code);
-    s->scratch = carve(base, &at, j->nchunk > 1 ? 0 : j->s.k->scratch);
+    size_t buffers = pad(j->s.k->scratch) * (size_t)DVM_MAX(j->batch, 1);
+    s->scratch = carve(base, &at, j->nchunk > 1 ? 0 : buffers);
     s->tree = (struct dvm_vtree *)carve(base, &at, (size_t)n->nfold * sizeof *s->tree);
     s->vec = carve(base, &at, n->part * (size_t)j->nvec);
     return at;
@@ -465,6 +480,7 @@ static dvm_status run_cut(const struct dvm_launch *l, const struct dvm_space *s,
     if (!partition(&j, threads)) j.nchunk = 0;
     if (j.s.nunit == 0) return DVM_OK;
     j.nvec = j.s.k->kind == DVM_MODE_COL ? count_vectors(&j) : 0;
+    j.batch = batch_of(&j);
     struct needs n = needs_of(&j);
     struct dvm_fold *folds;
     size_t size = lay_job(&j, &n, NULL, &folds), got = 0;

@@ -92,6 +92,7 @@ struct dvm_job {
     struct dvm_space s;
     struct dvm_pinfo *info;
     int64_t group;         /* units taken at once */
+    int64_t batch;         /* units that a slot has buffers for (dvm_unit_boxes) */
     int64_t chunk, nchunk; /* split kernels: of the cut axis */
     int phase;             /* split kernels: being run */
     int nslot, nvec;       /* vectors per fold in a slot */
@@ -103,6 +104,10 @@ struct dvm_job {
     atomic_llong next;
 };
 
+/* Bytes from the buffers of a unit to those of the next, of a batch. */
+DVM_INLINE int64_t dvm_scratch_step(const struct dvm_kplan *k) {
+    return ((int64_t)k->scratch + 63) & ~INT64_C(63);
+}
 void dvm_unit_at(const struct dvm_job *j, int64_t index, struct dvm_unit *u);
 /* A FULL phase over [u->lo, u->hi) of the cut axis. part: NULL, or where partial results go. */
 void dvm_unit_full(const struct dvm_job *j, struct dvm_slot *s, const struct dvm_pinfo *f,

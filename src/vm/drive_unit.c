@@ -330,6 +330,42 @@ static void run_of_boxes(const struct dvm_job *j, struct dvm_slot *s, int64_t fr
     }
 }
 
+/* A phase over n boxes, one step apart: what is one row in a box is n rows. */
+static void run_phase(const struct dvm_job *j, struct dvm_opnd_arg *opnd, int phase,
+                      struct dvm_strip_args *a, int64_t n) {
+    const struct dvm_pinfo *f = &j->info[phase];
+    const bool vec = f->p->kind == DVM_PHASE_VEC;
+    int64_t step[DVM_STRIP_MAX_OPND];
+    for (int o = 0; o < f->p->nbind; o++) {
+        const struct dvm_bind *b = &f->p->bind[o];
+        bool local = b->src == DVM_SRC_SCRATCH;
+        step[o] = local ? dvm_scratch_step(j->s.k) : b->stride[j->s.nouter - 1];
+        if (vec) opnd[o].rs = step[o];
+    }
+    if (vec) {
+        a->m = n;
+    } else {
+        a->boxes = n;
+        a->step = step;
+    }
+    f->code->run(f->code, a);
+}
+
+static void run_batches(const struct dvm_job *j, struct dvm_slot *s, int64_t from, int64_t to) {
+    const int axis = j->s.nouter - 1;
+    struct dvm_strip_args a[BOX_PHASES];
+    struct dvm_unit u;
+    for (int64_t i = from, n; i < to; i += n) {
+        struct dvm_opnd_arg *opnd = s->opnd;
+        dvm_unit_at(j, i, &u);
+        u.scratch = s->scratch;
+        bind_boxes(j, s, &u, a);
+        n = DVM_MIN(DVM_MIN(to - i, j->batch), j->s.k->size[axis] - u.outer[axis]);
+        for (int p = 0; p < j->s.k->nphase; opnd += j->info[p++].p->nbind)
+            run_phase(j, opnd, p, &a[p], n);
+    }
+}
+
 /* From one unit to the next only addresses change: finding them anew for every phase takes longer than a sum over 16
  * rows of 64 columns. */
 void dvm_unit_boxes(const struct dvm_job *j, struct dvm_slot *s, int64_t from, int64_t to) {
@@ -338,6 +374,10 @@ void dvm_unit_boxes(const struct dvm_job *j, struct dvm_slot *s, int64_t from, i
     int axis = j->s.nouter - 1;
     if (j->s.k->nphase == 1 && j->info[0].code->boxes) {
         run_of_boxes(j, s, from, to);
+        return;
+    }
+    if (j->batch > 1) {
+        run_batches(j, s, from, to);
         return;
     }
     for (int64_t i = from; i < to; i++) {

@@ -549,6 +549,49 @@ static void boxes(void **state) {
     dev = keep;
 }
 
+/* Folds of a box, then a phase over its columns with a factor of the box: many boxes at a time. */
+static void boxes_of_two_phases(void **state) {
+    static const int64_t cases[][5] = {{7, 2, 3, 16, 64},  {1, 1, 150, 5, 7}, {2, 1, 9, 1, 130},
+                                       {4, 4, 4, 20, 200}, {3, 1, 70, 64, 1}, {1, 2, 40, 64, 64}};
+    struct dvm_dev keep = dev, cpu;
+    (void)state;
+    if (dvm_dev_cpu(NULL, &cpu) != DVM_OK || dvm_dev_jit(cpu.isa, &dev) != DVM_OK) {
+        dev = keep;
+        skip_because("no machine code here");
+    }
+    for (size_t i = 0; i < DVM_COUNT(cases); i++) {
+        const int64_t boxes = cases[i][0] * cases[i][1] * cases[i][2], n = cases[i][4];
+        struct setup t;
+        begin(&t, DVM_MODE_COL, 1, 5, cases[i], n);
+        struct dvm_bind *b =
+            phase(&t, DVM_PHASE_FULL,
+                  "strip col\no0: load f32 contig\no1: fold f32 contig\no2: fold f32 contig\n"
+                  "%0 = load.f32 o0\nfold.f32 %0, sum, o1\nfold.f32 %0, max, o2\n");
+        b[0] = bind(DVM_SRC_INPUT, 0, 0);
+        dense(&t, &b[0], 4, all_axes(&t), false);
+        b[1] = bind(DVM_SRC_SCRATCH, 0, 0);
+        b[2] = bind(DVM_SRC_SCRATCH, 0, n * 8);
+        b[1].stride[4] = b[2].stride[4] = 4;
+        struct dvm_bind *v =
+            phase(&t, DVM_PHASE_VEC,
+                  "strip map\no0: load f32 contig\no1: load f32 contig\no2: load f32 row\n"
+                  "o3: store f32 contig\n%0 = load.f32 o0\n%1 = load.f32 o1\n%2 = load.f32 o2\n"
+                  "%3 = mul.f32 %0, %2\n%4 = add.f32 %3, %1\nstore.f32 o3, %4\n");
+        v[0] = b[1];
+        v[1] = b[2];
+        v[2] = bind(DVM_SRC_INPUT, 1, 0);
+        for (int a = 0, step = 4; a < 3; step *= (int)cases[i][a++]) v[2].stride[a] = step;
+        v[3] = bind(DVM_SRC_OUTPUT, 0, 0);
+        dense(&t, &v[3], 4, kept_axes(&t), false);
+        t.in[0] = floats(elements(&t));
+        t.in[1] = floats(boxes);
+        output(&t, 0, boxes * n, 4);
+        same_as_naive(&t);
+        end(&t);
+    }
+    dev = keep;
+}
+
 /* ---- errors ------------------------------------------------------------------------------------- */
 
 static void index_out_of_range(void **state) {
@@ -683,6 +726,7 @@ int main(void) {
         cmocka_unit_test(columns),
         cmocka_unit_test(sums_are_sums),
         cmocka_unit_test(boxes),
+        cmocka_unit_test(boxes_of_two_phases),
         cmocka_unit_test(index_out_of_range),
         cmocka_unit_test(scratch_may_be_missing),
         cmocka_unit_test(many_callers),

@@ -564,8 +564,9 @@ static void test_rows_by_turns(void **state) {
     }
 }
 
-enum { BOX_ROWS = 64, BOX_COLS = 2080, BOXES = 4 };
-static char box_mem[3][BOXES * BOX_ROWS * BOX_COLS * 4], box_out[2][BOXES * 2 * BOX_COLS * 4];
+enum { BOX_ROWS = 64, BOX_COLS = 2080, BOXES = 4, ALL_BOXES = 6 };
+static char box_mem[3][ALL_BOXES * BOX_ROWS * BOX_COLS * 4],
+    box_out[2][ALL_BOXES * 2 * BOX_COLS * 4];
 
 /* A thousand numbers again and again. */
 static void fill_boxes(int dtype) {
@@ -595,17 +596,56 @@ static void box_operands(const struct prog *p, int box, int to, struct dvm_opnd_
     }
 }
 
-/* A column kernel's groups of rows, far from the core, four at a time. */
+static void same_boxes(const struct prog *p, bool stores) {
+    int dtype = p->opnd[p->s.nopnd - 1].dtype, stored = p->opnd[0].dtype;
+    int64_t e = (int64_t)dvm_dtype_size((dvm_dtype)dtype);
+    for (int64_t i = 0; i < (int64_t)sizeof box_out[0]; i += e)
+        assert_true(same(dtype, box_out[0] + i, box_out[1] + i));
+    e = (int64_t)dvm_dtype_size((dvm_dtype)stored);
+    for (int64_t i = 0; stores && i < (int64_t)sizeof box_mem[0]; i += e)
+        assert_true(same(stored, box_mem[1] + i, box_mem[2] + i));
+}
+
+/* Four at a time where the code can, then each alone. */
+static void run_together(const struct prog *p, const struct dvm_code *code,
+                         struct dvm_strip_args a) {
+    struct dvm_opnd_arg opnd[ALL_BOXES * MAX_OPND];
+    for (int box = 0; box < ALL_BOXES; box++) box_operands(p, box, 1, opnd + box * p->s.nopnd);
+    a.opnd = opnd;
+    a.together = code->together ? BOXES : 0;
+    if (a.together) code->run(code, &a);
+    for (int box = a.together; box < ALL_BOXES; box++) {
+        a.together = 0;
+        a.opnd = opnd + box * p->s.nopnd;
+        code->run(code, &a);
+    }
+}
+
+/* All of them in one call, one behind the other. */
+static void run_in_a_row(const struct prog *p, const struct dvm_code *code,
+                         struct dvm_strip_args a) {
+    struct dvm_opnd_arg opnd[MAX_OPND], next[MAX_OPND];
+    int64_t step[MAX_OPND];
+    box_operands(p, 0, 1, opnd);
+    box_operands(p, 1, 1, next);
+    for (int o = 0; o < p->s.nopnd; o++) step[o] = next[o].ptr - opnd[o].ptr;
+    a.opnd = opnd;
+    a.step = step;
+    a.boxes = ALL_BOXES;
+    code->run(code, &a);
+}
+
+/* A column kernel's groups of rows, far from the core, four at a time; and boxes one behind the other. */
 static void test_boxes_by_turns(void **state) {
     (void)state;
     static const int16_t cols[] = {64, 128, 200, 960, 1024, 1088, 2048};
     static const uint8_t rows[] = {1, 5, 64};
     static const uint8_t dtypes[] = {DVM_F32, DVM_BF16, DVM_I64};
     static struct prog p;
-    static struct dvm_opnd_arg opnd[BOXES * MAX_OPND];
     char *scratch = aligned_alloc(64, 1 << 20);
     int taken = 0;
     for (int k = 0; k < 4 * 3 * 7 * 3; k++) {
+        struct dvm_opnd_arg opnd[MAX_OPND];
         struct dvm_code *code[2];
         rng = (uint64_t)k + 99;
         fold_program(&p, DVM_MODE_COL, dtypes[k / 4 % 3], k % 4);
@@ -615,33 +655,26 @@ static void test_boxes_by_turns(void **state) {
         assert_int_equal(ref.compile(&ref, &mem, &p.s, &code[0]), DVM_OK);
         assert_int_equal(dvm_jit_compile(&mem, &p.s, best(), &code[1]), DVM_OK);
         assert_true(code[1]->scratch <= 1 << 20);
-        memset(box_out, 0x55, sizeof box_out);
+        taken += code[1]->together;
+        memset(box_out[0], 0x55, sizeof box_out[0]);
         struct dvm_strip_args a = {.m = p.m, .n = p.n, .scratch = scratch, .far = true};
         bool stores = k % 4 == 2;
-        if (stores) memset(box_mem[1], 0x55, 2 * sizeof box_mem[1]);
-        for (int box = 0; box < BOXES; box++) {
+        if (stores) memset(box_mem[1], 0x55, sizeof box_mem[1]);
+        for (int box = 0; box < ALL_BOXES; box++) {
             box_operands(&p, box, 0, opnd);
             a.opnd = opnd;
             code[0]->run(code[0], &a);
         }
-        for (int box = 0; box < BOXES; box++) box_operands(&p, box, 1, opnd + box * p.s.nopnd);
-        memset(scratch, 0xcd, code[1]->scratch);
-        a.opnd = opnd;
-        a.together = code[1]->together ? BOXES : 0;
-        taken += a.together > 0;
-        code[1]->run(code[1], &a);
-        for (int box = 1; box < BOXES && !a.together; box++) {
-            a.opnd = opnd + box * p.s.nopnd;
-            code[1]->run(code[1], &a);
+        for (int way = 0; way < 2; way++) {
+            memset(box_out[1], 0x55, sizeof box_out[1]);
+            if (stores) memset(box_mem[2], 0x55, sizeof box_mem[2]);
+            memset(scratch, 0xcd, code[1]->scratch);
+            if (way == 0)
+                run_together(&p, code[1], a);
+            else
+                run_in_a_row(&p, code[1], a);
+            same_boxes(&p, stores);
         }
-        int dtype = p.opnd[p.s.nopnd - 1].dtype;
-        int64_t e = (int64_t)dvm_dtype_size((dvm_dtype)dtype);
-        for (int64_t i = 0; i < (int64_t)sizeof box_out[0]; i += e)
-            assert_true(same(dtype, box_out[0] + i, box_out[1] + i));
-        int stored = p.opnd[0].dtype;
-        e = (int64_t)dvm_dtype_size((dvm_dtype)stored);
-        for (int64_t i = 0; stores && i < (int64_t)sizeof box_mem[0]; i += e)
-            assert_true(same(stored, box_mem[1] + i, box_mem[2] + i));
         ref.destroy(&ref, &mem, code[0]);
         dvm_jit_destroy(&mem, code[1]);
     }

@@ -48,7 +48,9 @@ enum {
     J_AHEAD = 16,            /* columns that such a tile is asked for ahead of time */
     J_FETCH_BYTES = 8 << 20, /* turned matrices from here on are not in the near caches */
     J_FAR_BYTES = 96 << 10,  /* rows of a reduction that are not all in the first cache */
-    J_BAND_BYTES = 8 << 10,  /* accumulators of columns between bands */
+    J_APART = 8
+        << 10, /* elements from one of the boxes that are read by turns to the next, at least */
+    J_BAND_BYTES = 8 << 10, /* accumulators of columns between bands */
     J_BAND_ROWS = 8,
     J_STAGE_ROWS = 8, /* ROW: rows staged together */
     J_PARTS = 64      /* part records of a call */

@@ -613,32 +613,68 @@ static void run_together(const struct dvm_jit_code *c, const args *a) {
     for (int k = 0; k < a->together; k++, one.opnd += c->c.strip.nopnd) one_box(c, &one);
 }
 
-void dvm_jit_run_col(const struct dvm_code *code, const args *a) {
-    const struct dvm_jit_code *c = code_of(code);
-    args one;
-    if (c->turns) set(a, J_F_TURNS, 0);
-    if (a->together) {
-        run_together(c, a);
-        return;
+/* Boxes one behind the other, far away, of 16-bit elements: a quarter of them apart, as many as can be are read by turns.
+ * Returns how many. Sums over 16 rows of 64 columns of bf16, 64 MiB on a busy machine: 7.5 ms in order, 6.8 by turns; of
+ * f32 there was no difference. */
+static int64_t boxes_by_turns(const struct dvm_jit_code *c, const args *a) {
+    struct dvm_opnd_arg opnd[J_TURNS * J_TURN_OPNDS];
+    const int nopnd = c->c.strip.nopnd;
+    const int64_t apart = a->boxes / J_TURNS;
+    args four = *a;
+    four.boxes = 1;
+    four.together = J_TURNS;
+    four.opnd = opnd;
+    if (!c->fetch || apart * a->m * a->n < J_APART || !box_turns(c, &four)) return 0;
+    for (int k = 0; k < J_TURNS * nopnd; k++) {
+        int64_t move = k / nopnd * apart * a->step[k % nopnd];
+        opnd[k] = a->opnd[k % nopnd];
+        opnd[k].ptr = (char *)((uintptr_t)opnd[k].ptr + (uintptr_t)move);
     }
+    for (int64_t i = 0; i < apart; i++) {
+        four_boxes(c, &four);
+        for (int k = 0; k < J_TURNS * nopnd; k++)
+            opnd[k].ptr = (char *)((uintptr_t)opnd[k].ptr + (uintptr_t)a->step[k % nopnd]);
+    }
+    return J_TURNS * apart;
+}
+
+static void skip_boxes(const struct dvm_jit_code *c, const args *a, int64_t n) {
+    struct dvm_opnd_arg *opnd = (struct dvm_opnd_arg *)(uintptr_t)a->opnd; /* ours to change */
+    for (int o = 0; o < c->c.strip.nopnd; o++)
+        opnd[o].ptr = (char *)((uintptr_t)opnd[o].ptr + (uintptr_t)(n * a->step[o]));
+}
+
+/* Boxes one after the other. */
+static void run_in_order(const struct dvm_jit_code *c, const args *a) {
     if (DVM_LIKELY(is_small(c, a))) {
         bool far = a->m * a->n * DVM_MAX(a->boxes, 1) > J_FAR_BYTES / 4;
         if (c->fetch) set(a, J_F_FETCH, far && one_behind_the_other(c, a));
         band(c, a, 0, false);
         return;
     }
-    if (a->boxes <= 1) {
-        one_box(c, a);
+    args one = *a;
+    one.boxes = 1;
+    for (int64_t left = a->boxes;; left--) {
+        one_box(c, &one);
+        if (left <= 1) return;
+        skip_boxes(c, a, 1);
+    }
+}
+
+void dvm_jit_run_col(const struct dvm_code *code, const args *a) {
+    const struct dvm_jit_code *c = code_of(code);
+    if (c->turns) set(a, J_F_TURNS, 0);
+    if (a->together) {
+        run_together(c, a);
         return;
     }
-    int64_t left = a->boxes;
-    one = *a;
-    one.boxes = 1;
-    for (;; left--) {
-        one_box(c, &one);
-        if (left == 1) return;
-        struct dvm_opnd_arg *opnd = (struct dvm_opnd_arg *)(uintptr_t)a->opnd; /* ours to change */
-        for (int o = 0; o < code->strip.nopnd; o++)
-            opnd[o].ptr = (char *)((uintptr_t)opnd[o].ptr + (uintptr_t)a->step[o]);
+    const int64_t done = a->far && a->boxes >= J_TURNS ? boxes_by_turns(c, a) : 0;
+    if (done) {
+        args rest = *a;
+        rest.boxes -= done;
+        skip_boxes(c, a, done);
+        if (rest.boxes) run_in_order(c, &rest);
+    } else {
+        run_in_order(c, a);
     }
 }
