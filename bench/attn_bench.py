@@ -15,6 +15,7 @@ sides alike, up to three times; what counts is the smallest of all rounds. GF co
     inductor         flex_attention forward beside Inductor's (not run unless named)
     few              scaled_dot_product_attention of few rows under torch.compile, the operator beside torch's: what
                      the table in python/dvm/torch/rows_attn.py rests on (not run unless named)
+    short            the same for masked and causal calls of 32 rows and more, with gradients and without
 
 Rows run from cheap to dear until --limit seconds are over; what was left out is told too.
 """
@@ -362,16 +363,21 @@ def inductor() -> list[Row]:
     return rows
 
 
-def sdpa(ours, args, **kw):  # type: ignore[no-untyped-def]
+def sdpa(ours, args, trains=False, **kw):  # type: ignore[no-untyped-def]
     """A compiled call that the operator takes, or torch."""
     options = {} if ours else {"disable_ops": ["scaled_dot_product_attention"]}
     call = F.scaled_dot_product_attention
     f = torch.compile(lambda *x: call(*x, **kw), backend="dvm", options=options)
     kept, rows_attn._pays = rows_attn._pays, lambda *_: True
-    with torch.no_grad():
-        f(*args)
+    if trains:
+        args = [x.requires_grad_() for x in args]
+        g = torch.ones_like(f(*args))
+        run = lambda: torch.autograd.grad(f(*args), args, g)
+    else:
+        run = torch.no_grad()(lambda: f(*args))
+    run()
     rows_attn._pays = kept
-    return torch.no_grad()(lambda: f(*args))
+    return run
 
 
 def few() -> list[Row]:
@@ -394,6 +400,34 @@ def few() -> list[Row]:
     return rows
 
 
+def short() -> list[Row]:
+    rows = []
+    masks = {
+        "causal": None,
+        "padding": lambda m, s: (torch.arange(s) < s - s // 4).expand(m, s),
+        "triangle": lambda m, s: torch.ones(m, s, dtype=torch.bool).tril(s - m),
+        "scattered": lambda m, s: torch.arange(m * s).view(m, s) * 7 % 11 > 3,
+    }
+    sizes = [(n, n) for n in (32, 64, 128, 256, 384, 512)] + [(64, 256), (128, 512), (256, 1024)]
+    for name, d, (m, s), trains, kind in itertools.product(
+        DTYPES, (64, 128), sizes, (False, True), masks
+    ):
+        if kind == "causal" and m != s:
+            continue
+
+        def pair(d=d, m=m, s=s, name=name, trains=trains, kind=kind):  # type: ignore[no-untyped-def]
+            args = [normal(1, 8, n, d, dtype=DTYPES[name]) for n in (m, s, s)]
+            make = masks[kind]
+            kw = {"attn_mask": make(m, s)} if make else {"is_causal": True}
+            torch.compiler.reset()
+            f, t = (sdpa(x, args, trains, **kw) for x in (True, False))
+            return Best(f, t)
+
+        label = f"short Sq{m} Skv{s} H8 D{d} {name} {kind}{' fwd+bwd' if trains else ''}"
+        rows.append(Row(label, 8 * m * s * d * (56 if trains else 16), 0.0, pair))
+    return rows
+
+
 PARTS = {
     "full": lambda: dense(False),
     "causal": lambda: dense(True),
@@ -404,6 +438,7 @@ PARTS = {
     "flex": flex,
     "inductor": inductor,
     "few": few,
+    "short": short,
 }
 
 
@@ -430,7 +465,7 @@ def main() -> None:
     )()  # the first use of autograd takes long
     start = time.perf_counter()
     print(f"{dvm._dvm.default_context().device}, torch {torch.__version__}")
-    rows = [r for part in o.parts or list(PARTS)[:-2] for r in PARTS[part]() if o.match in r.name]
+    rows = [r for part in o.parts or list(PARTS)[:-3] for r in PARTS[part]() if o.match in r.name]
     jobs = [(n, r) for n in o.threads for r in rows if n == 1 or not r.alone]
     jobs.sort(key=lambda j: j[1].cost)
     missed, left, last = [], [], 0

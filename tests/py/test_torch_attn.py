@@ -56,6 +56,13 @@ CALLS = {
 }
 
 
+@pytest.fixture
+def small(monkeypatch):
+    """The operator takes small calls too, and 16 bits on every processor."""
+    monkeypatch.setattr(rows_attn, "_TORCH_HAS_BF16", False)
+    monkeypatch.setattr(rows_attn, "_MANY", dict.fromkeys(rows_attn._MANY, 0))
+
+
 def taken():
     return dvm.torch.summary().attention
 
@@ -65,8 +72,7 @@ DYNAMIC = [pytest.param(n, True, marks=() if n in ("gqa", "padding") else SLOW) 
 
 
 @pytest.mark.parametrize(("name", "dynamic"), [(n, False) for n in CALLS] + DYNAMIC)
-def test_sdpa(name, dynamic, monkeypatch):
-    monkeypatch.setattr(rows_attn, "_TORCH_HAS_BF16", False)
+def test_sdpa(name, dynamic, small):
     args, kw, want_taken = CALLS[name]
     args = [x.detach().requires_grad_() for x in args]
     torch.compiler.reset()
@@ -103,12 +109,35 @@ FEW = {
 }
 
 
+# (dtype, with gradients, causal): rows and keys from which the operator takes a masked call
+MANY = {
+    (F32, False, True): 128,
+    (F32, False, False): 512,
+    (F32, True, True): 128,
+    (F32, True, False): 256,
+    (BF16, False, True): 128,
+    (BF16, False, False): 256,
+    (BF16, True, True): 32,
+    (BF16, True, False): 32,
+}
+
+
+@pytest.mark.parametrize(("dtype", "trains", "causal"), MANY)
+def test_masked_calls_from_where_they_pay(dtype, trains, causal, monkeypatch):
+    monkeypatch.setattr(rows_attn, "_TORCH_HAS_BF16", False)
+    least = MANY[dtype, trains, causal]
+    for n, want in ((least, True), (least - 1, False)):
+        args = [x.detach().requires_grad_(trains) for x in inputs(dtype, rows=n, keys=n)]
+        mask = None if causal else torch.ones(n, n, dtype=torch.bool)
+        assert rows_attn._pays(*args, mask, causal) == want
+
+
 @pytest.mark.parametrize("name", ["causal_bf16", "full_bf16"])
 def test_bf16_is_torchs_where_it_has_instructions(name, monkeypatch):
     monkeypatch.setattr(rows_attn, "_TORCH_HAS_BF16", True)
     args, kw, _ = CALLS[name]
     assert not rows_attn._pays(*args, None, kw.get("is_causal", False))
-    assert rows_attn._pays(*inputs(), None, True)
+    assert rows_attn._pays(*inputs(rows=200, keys=200), None, True)
 
 
 @pytest.mark.parametrize("name", FEW)
@@ -127,30 +156,134 @@ def test_few_rows(name, monkeypatch):
     torch.compiler.reset()
 
 
-@pytest.mark.parametrize("groups", [2, 4])
-@pytest.mark.parametrize("mask", ["bool", "float"])
-@pytest.mark.parametrize("which", ["key", "value", "neither"])
-def test_nan_behind_a_mask_is_what_eager_makes_of_it(which, mask, groups, monkeypatch):
-    """The key is seen by nobody. In eager its NaN reaches all rows of the heads that share it; that
-    of a value its feature, and all rows in the gradient of the queries."""
-    monkeypatch.setattr(rows_attn, "_TORCH_HAS_BF16", False)
-    q, k, v = (x.detach() for x in inputs(BF16, groups=groups))
+def planted(where, number, masking, dtype, groups=4):
+    """Inputs, keywords and gradient of a call with a number in one operand, where a mask hides it
+    from all rows, or from the first ones (is_causal; a query, and its gradient, hide nothing)."""
+    args = [x.detach().clone() for x in inputs(dtype, groups=groups)]
     seen = torch.ones(70, 70, dtype=torch.bool).tril()
-    seen[-1, -1] = False
-    m = seen if mask == "bool" else torch.zeros(70, 70, dtype=BF16).masked_fill(~seen, -torch.inf)
-    if which != "neither":
-        {"key": k, "value": v}[which][1, 0, -1, 3] = torch.nan
-    args = [x.requires_grad_() for x in (q, k, v)]
-    f = lambda *x: F.scaled_dot_product_attention(*x, m, enable_gqa=groups != 4)
+    seen[:, 60] = False
+    seen[3] = False
+    mask = torch.zeros(70, 70, dtype=dtype).masked_fill(~seen, -torch.inf)
+    dy = normal(2, 4, 70, 24, dtype=dtype, seed=9).detach()
+    operand = dict(zip(("query", "key", "value"), args, strict=True)) | {"dy": dy}
+    if where == "mask":
+        mask[40, 5] = number
+    else:
+        operand[where][1, 0, 60, 3] = number
+    kw = {
+        "bool": {"attn_mask": seen},
+        "float": {"attn_mask": mask},
+        "causal": {"is_causal": True},
+        "full": {},
+    }[masking]
+    return [x.requires_grad_() for x in args], kw | {"enable_gqa": groups != 4}, dy
+
+
+PLANTED = [
+    (where, number, masking, dtype)
+    for where in ("query", "key", "value", "dy", "mask")
+    for number in (torch.nan, torch.inf, -torch.inf, 3e38)
+    for masking in ("bool", "float", "causal", "full")
+    for dtype in (F32, BF16)
+    if (dtype == BF16 or masking in ("bool", "causal"))
+    and (where != "mask" or (masking == "float" and number in (torch.nan, torch.inf)))
+]
+
+
+def same(a, b):
+    """Bits, and a NaN is a NaN."""
+    torch.testing.assert_close(a, b, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize(("where", "number", "masking", "dtype"), PLANTED)
+@pytest.mark.parametrize("groups", [2, 4])
+def test_numbers_that_are_not_finite_give_what_eager_gives(
+    where, number, masking, dtype, groups, small
+):
+    """Result and gradients, bit by bit, because torch's own implementation makes them; counted with
+    the reason. What is too large for a product of two rows to be finite is no different."""
+    args, kw, dy = planted(where, number, masking, dtype, groups)
+    f = lambda *x: F.scaled_dot_product_attention(*x, **kw)
     torch.compiler.reset()
     got, want = torch.compile(f, backend="dvm", fullgraph=True)(*args), f(*args)
     assert taken() > 0
-    assert want.isnan().any() == (which != "neither")
-    torch.testing.assert_close(got, want, rtol=0, atol=2e-2, equal_nan=True)
-    assert (got.isnan() == want.isnan()).all()
-    grads = [torch.autograd.grad(x.sum(), args[0])[0].isnan() for x in (got, want)]
-    assert (grads[0] == grads[1]).all()
+    if where == "dy":
+        torch.testing.assert_close(got, want, rtol=0, atol=2e-5 if dtype == F32 else 2e-2)
+    elif number == 3e38 and where == "value":  # finite, and no product overflows
+        torch.testing.assert_close(got, want, rtol=2e-2, atol=2e-2)
+    else:
+        same(got, want)
+    for a, b in zip(*(torch.autograd.grad(x, args, dy) for x in (got, want)), strict=True):
+        same(a, b)
+    by_torch = dvm.torch.summary().attention_by_torch
+    assert by_torch and all(name == "scaled_dot_product_attention" for name, _ in by_torch)
+    assert any(why in str(dvm.torch.summary()) for _, why in by_torch)
     torch.compiler.reset()
+
+
+@pytest.mark.parametrize("masking", ["bool", "causal", "full"])
+def test_finite_numbers_are_not_torchs(masking, small):
+    args, kw, dy = planted("query", 1e4, masking, BF16)
+    torch.compiler.reset()
+    f = lambda *x: F.scaled_dot_product_attention(*x, **kw)
+    out = torch.compile(f, backend="dvm", fullgraph=True)(*args)
+    torch.autograd.grad(out, args, dy)
+    assert taken() > 0 and not dvm.torch.summary().attention_by_torch
+    torch.compiler.reset()
+
+
+@pytest.mark.parametrize("where", ["query", "key", "value"])
+@pytest.mark.parametrize("number", [torch.nan, torch.inf, -torch.inf])
+def test_one_row_without_a_mask_is_eagers_too(where, number, small):
+    args = [x.detach().clone() for x in inputs(BF16, rows=1)]
+    dict(zip(("query", "key", "value"), args, strict=True))[where][1, 0, 0, 3] = number
+    torch.compiler.reset()
+    with torch.no_grad():
+        f = F.scaled_dot_product_attention
+        got, want = torch.compile(f, backend="dvm", fullgraph=True)(*args), f(*args)
+    assert taken() > 0
+    assert (got.isnan() == want.isnan()).all()
+    torch.testing.assert_close(got, want, rtol=0, atol=2e-2, equal_nan=True)
+    torch.compiler.reset()
+
+
+def test_dropout_of_torchs_own_is_kept_for_the_backward(small):
+    """A value that nobody sees sends the call to torch; the gradient drops what the result did."""
+    q, k = inputs()[:2]
+    v = torch.eye(70).expand(2, 4, 70, 70).clone()
+    v[0, 0, 69, 69] = torch.inf
+    v.requires_grad_()
+    torch.compiler.reset()
+    out = torch.compile(
+        lambda *x: F.scaled_dot_product_attention(*x, dropout_p=0.5, is_causal=True), backend="dvm"
+    )(q, k, v)
+    dy = torch.eye(70).expand(2, 4, 70, 70).contiguous()
+    (dv,) = torch.autograd.grad(out, v, dy)
+    torch.testing.assert_close(dv[1], out.detach()[1].transpose(-1, -2))
+    torch.compiler.reset()
+
+
+@pytest.mark.parametrize("n", [0, 1, 7])
+def test_largest(n):
+    from dvm.attn.as_torch import largest
+
+    x = torch.arange(3.0 * n * 5).reshape(3, n, 5) - 40
+    for view in (
+        lambda y: y,
+        lambda y: y.transpose(0, 1),
+        lambda y: y[:, ::2],
+        lambda y: y[..., ::2],
+        lambda y: y.mT,
+        lambda y: y[:, :, -1:].expand(-1, -1, 4),
+        lambda y: y[0, 0, 0] if n else y,
+    ):
+        y = view(x)
+        assert largest(y) == (float(y.abs().max()) if y.numel() else 0)
+        for number in (torch.nan, torch.inf, -torch.inf):
+            z = x.clone()
+            if n:
+                z[0, 0, 0] = z[-1, -1, -1] = number
+                assert str(largest(view(z))) == str(abs(number))
 
 
 def test_gradient_of_a_float_mask():
@@ -175,7 +308,7 @@ def test_switched_off():
     torch.compiler.reset()
 
 
-def test_dropout_is_drawn_and_kept_for_the_backward():
+def test_dropout_is_drawn_and_kept_for_the_backward(small):
     q, k = inputs()[:2]
     v = torch.eye(70).expand(2, 4, 70, 70).clone().requires_grad_()
     torch.compiler.reset()

@@ -10,6 +10,9 @@ from typing import Any, NamedTuple
 import _dvm
 
 SWA, STRICT, PSE_ADDED, NO_PSE_GRADIENT = 1, 2, 4, 1 << 16
+# Read in Python only (as_torch.py): the call stands for scaled_dot_product_attention; its mask has
+# a gradient; everything is seen, and nothing has a gradient.
+AS_TORCH, MASK_TRAINS, FULL = 1 << 17, 1 << 18, 1 << 19
 ALL = 2147483647  # default of pre_tockens and next_tockens: no limit
 
 # What torch_npu puts after the text of an argument error, without its time and process.

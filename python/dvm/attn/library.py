@@ -16,7 +16,8 @@ import _dvm
 import torch
 from torch import Tensor
 
-from .call import ALL, NO_PSE_GRADIENT, STRICT, SWA, Spec, low
+from . import as_torch
+from .call import ALL, AS_TORCH, NO_PSE_GRADIENT, STRICT, SWA, Spec, low
 
 _LISTS = "SymInt[]? prefix, SymInt[]? actual_seq_qlen, SymInt[]? actual_seq_kvlen"
 _SPEC = (
@@ -62,8 +63,10 @@ def _attention(
     tensors = tuple(_plain(x) for x in (query, key, value, pse, atten_mask, sink))
     seed, offset = _state(rng)
     s = Spec(*spec)._replace(seed=seed, offset=offset)
+    if s.flags & AS_TORCH and (torchs := as_torch.forward(tensors, rng, s)):
+        return torchs
     (out, top, total), _ = low(_dvm.attn_forward, s, tensors)
-    return out, top, total
+    return as_torch.after((out, top, total), tensors, rng, s)
 
 
 def _attention_grad(
@@ -86,7 +89,12 @@ def _attention_grad(
     s = Spec(*spec)._replace(seed=seed, offset=offset)
     if rng is not None:
         s = s._replace(numels=_numels(s, inputs))
-    grads = low(_dvm.attn_backward, s, inputs + saved)
+    wants_pse = pse is not None and not s.flags & NO_PSE_GRADIENT
+    grads = None
+    if s.flags & AS_TORCH:
+        grads = as_torch.backward(inputs, saved[0], saved[2], rng, s, wants_pse)
+    if grads is None:
+        grads = low(_dvm.attn_backward, s, inputs + saved)
     return tuple(query.new_empty(0) if g is None else g for g in grads)  # type: ignore[return-value]
 
 

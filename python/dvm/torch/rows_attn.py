@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.fx import GraphModule
 
-from ..attn.call import ALL, PSE_ADDED
+from ..attn.call import ALL, AS_TORCH, FULL, MASK_TRAINS, PSE_ADDED
 from .options import Options, is_disabled
 
 _TARGETS = {F.scaled_dot_product_attention, torch._C._nn.scaled_dot_product_attention}
@@ -28,8 +28,8 @@ _TORCH_HAS_BF16 = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_til
 
 # Fewer rows, forward, not causal: keys from which the operator takes the call, where all four hold
 # (None: either way), by `bench/attn_bench.py few`. What is in no line of the table was 0.4 to 1.1
-# times as fast as torch: a call of the operator costs 0.1 ms more, and behind a mask keys and
-# values are read once more (_hidden_nan).
+# times as fast as torch: a call of the operator costs 0.1 ms more, and behind a mask its operands
+# are read once more (attn/as_torch.py).
 #   16 bits  one row  shared key heads  boolean mask   keys     how much faster, from to
 _FEW = (
     (True,  True,     None,             False,            0),  # 1.08 to 3.5
@@ -37,6 +37,18 @@ _FEW = (
     (None,  None,     True,             None,          1024),  # 1.08 to 7.5
     (True,  None,     None,             False,         4096),  # 1.02 to 1.5
 )  # fmt: skip
+
+# From _FEW_ROWS rows on: of 16-bit numbers with gradients all calls; others where a mask or
+# is_causal leaves tiles out, from this many rows times keys, by `bench/attn_bench.py short`.
+#   16 bits  gradients causal    rows x keys     how much faster there; below it
+_MANY = {
+    (False, False, True): 128 * 128,  # 1.04 to 1.6; 0.61 to 0.83
+    (False, False, False): 512 * 512,  # 0.97 to 1.4; 0.57 to 1.1, padding 1.2
+    (False, True, True): 128 * 128,  # 1.15 to 1.7; 0.69 to 0.96
+    (False, True, False): 256 * 256,  # 1.04 to 1.3; 0.66 to 1.1
+    (True, False, True): 128 * 128,  # 1.24 to 1.9; 0.69 to 0.92
+    (True, False, False): 256 * 256,  # 0.95 to 1.7; 0.63 to 0.99
+}
 
 
 def take_attention(gm: GraphModule, options: Options) -> GraphModule:
@@ -84,22 +96,14 @@ def attention(
             pse = attn_mask.expand(whole)
     if dropout_p > 0:
         rng = torch.randint(0, 2**63 - 1, (2,), dtype=torch.int64) * torch.tensor([1, 0])
-    spec = (PSE_ADDED, heads, "BNSD", "", float(factor), 1.0 - dropout_p, ALL, ALL, mode)
+    flags = PSE_ADDED | AS_TORCH
+    if attn_mask is not None and attn_mask.requires_grad:
+        flags |= MASK_TRAINS
+    if attn_mask is None and not is_causal and not _trains(query, key, value):
+        flags |= FULL
+    spec = (flags, heads, "BNSD", "", float(factor), 1.0 - dropout_p, ALL, ALL, mode)
     lists = (None, None, None)
-    out = torch.ops.dvm.attention(query, key, value, pse, mask, None, rng, *spec, *lists)[0]
-    return out if attn_mask is None else out * _hidden_nan(key, value, heads)
-
-
-def _hidden_nan(key: Tensor, value: Tensor, heads: int) -> Tensor:
-    """Ones, and NaN where torch's kernels make one of a NaN that a mask hides: they add -inf to its
-    score, and multiply its value by 0. The operator does not read what is hidden. [B, N, 1, D2]"""
-    lost = value.detach().isnan().any(-2, keepdim=True)
-    lost = lost | key.detach().isnan().any(-1, keepdim=True).any(-2, keepdim=True)
-    ones = torch.ones_like(lost, dtype=value.dtype).masked_fill(lost, math.nan)
-    groups = key.shape[1]
-    if isinstance(groups, int) and groups == heads:
-        return ones
-    return ones.repeat_interleave(heads // groups, 1)
+    return torch.ops.dvm.attention(query, key, value, pse, mask, None, rng, *spec, *lists)[0]
 
 
 def _fits(
@@ -131,11 +135,15 @@ def _fits(
     )
 
 
+def _trains(*tensors: Tensor) -> bool:
+    return torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
+
+
 def _pays(query: Tensor, key: Tensor, value: Tensor, mask: Any, causal: bool) -> bool:
-    """Where it was measured faster (bench/attn_bench.py): masks that leave tiles out, the backward
-    of 16-bit numbers, and few rows as _FEW says. A length not known yet counts as long."""
+    """Where it was measured faster (bench/attn_bench.py): _FEW and _MANY. A length not known yet
+    counts as long."""
     rows, keys = query.shape[2], key.shape[2]
-    trains = any(x.requires_grad for x in (query, key, value))
+    trains = _trains(query, key, value)
     left = query.dtype == torch.bfloat16 and _TORCH_HAS_BF16
     short = query.dtype != torch.float32 and not left
     masked = mask is not None and mask.dtype == torch.bool and not left
@@ -148,4 +156,10 @@ def _pays(query: Tensor, key: Tensor, value: Tensor, mask: Any, causal: bool) ->
             and not (isinstance(keys, int) and keys < least)
             for *want, least in _FEW
         )
-    return (causal and not left) or masked or (trains and short)
+    if short and trains:
+        return True
+    if left or not (causal or masked):
+        return False
+    if not (isinstance(rows, int) and isinstance(keys, int)):
+        return True
+    return rows * keys >= _MANY[short, trains, causal]

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from ..arrays import plural
+from ..attn import as_torch
 
 log = logging.getLogger("dvm.torch")
 
@@ -89,6 +90,8 @@ class Summary:
     cache_hits: int = 0
     cache_misses: int = 0
     cache_damaged: int = 0
+    # (op, reason) -> runs of attention that torch did because of the numbers in the operands
+    attention_by_torch: Counter = field(default_factory=Counter)
 
     @property
     def kernels(self) -> int:
@@ -119,7 +122,7 @@ class Summary:
 
     @property
     def rescued(self) -> Counter:
-        total: Counter = Counter()
+        total: Counter = Counter(self.attention_by_torch)
         for g in self.graphs:
             total.update(g.rescued)
         return total
@@ -186,6 +189,7 @@ def summary() -> Summary:
     result = Summary(list(_graphs), aot_seconds=_aot_seconds)
     result.cache_hits, result.cache_misses = _cache[True], _cache[False]
     result.cache_damaged = _cache["damaged"]
+    result.attention_by_torch.update(as_torch.by_torch)
     names: dict[str, str] = {}
     for m in _metrics():
         number = m.compile_id.partition("/")[0]
@@ -233,6 +237,7 @@ def reset() -> None:
     _graphs.clear()
     _compile_ids.clear()
     _cache.clear()
+    as_torch.by_torch.clear()
     _aot_seconds = 0.0
     _since = time.time()
 
