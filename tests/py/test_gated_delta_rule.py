@@ -101,16 +101,15 @@ def test_no_and_strong_decay(decay):
 
 @pytest.mark.slow  # torch traces for half a minute, whatever the backend: docs/status.md
 def test_one_compilation_for_many_lengths():
-    """A chunk count has one program, whatever part of the last chunk is used."""
+    """A chunk count has one program, whatever part of the last chunk is used. Where all of it
+    is, torch makes a second one: its guard asks whether cutting to the length leaves it dense.
+    """
     f = torch.compile(gdr.chunked, backend="dvm", fullgraph=True, dynamic=True)
-    for batch, length, heads in ((2, 70, 2), (3, 65, 4), (5, 99, 2), (2, 128, 3)):
-        try:
-            check(gdr.chunked, gdr.inputs(batch, length, heads, heads, 16, 16), compiled=f)
-        except RuntimeError as error:
-            if length % 64 or "view size" not in str(error):
-                raise
-            pytest.xfail("nothing to fill: a view that was traced of other strides")
-        assert [g.kind for g in dvm.torch.summary().graphs] == ["forward", "backward"]
+    # Not one size twice in the first call: torch would take them for one (duck shaping).
+    for batch, length, heads in ((2, 70, 3), (3, 65, 4), (5, 99, 2), (2, 128, 3)):
+        check(gdr.chunked, gdr.inputs(batch, length, heads, heads, 16, 16), compiled=f)
+        programs = 2 if length % 64 == 0 else 1
+        assert [g.kind for g in dvm.torch.summary().graphs] == ["forward", "backward"] * programs
 
 
 @pytest.mark.slow

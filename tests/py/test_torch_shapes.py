@@ -2,8 +2,11 @@
 
 import dvm.torch
 import pytest
+import sympy
 import torch
 import torch.nn.functional as F
+from dvm.torch import symbols
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 
 def check(f, *args, **options):
@@ -56,13 +59,22 @@ def test_gradient_of_a_slice_longer_than_the_axis():
         assert torch.equal(x.grad, want)
 
 
-def test_padding_by_a_size_that_may_be_zero():
+FILLED = {  # how much fills the last chunk of 64, as users write it
+    "remainder": lambda n: (64 - n % 64) % 64,
+    "of the negative": lambda n: -n % 64,
+    "chunks": lambda n: (n + 63) // 64 * 64 - n,
+}
+
+
+@pytest.mark.parametrize("fill", FILLED)
+def test_padding_by_a_size_that_may_be_zero(fill):
     """torch's own op, traced with padding, has other strides where there is nothing to pad."""
 
     def f(x):
-        y = F.pad(x.transpose(1, 2), (0, 0, 0, (64 - x.shape[1] % 64) % 64), value=2.0)
+        y = F.pad(x.transpose(1, 2), (0, 0, 0, FILLED[fill](x.shape[1])), value=2.0)
         return torch.bmm(y.reshape(-1, y.shape[2], 3), torch.ones(y.shape[0] * 4, 3, 3)), y.sum(2)
 
+    torch._dynamo.reset()
     compiled = torch.compile(f, backend="dvm", dynamic=True, fullgraph=True)
     for n in (63, 7, 64, 65, 128):
         x, y = (torch.randn(2, n, 4, 3).requires_grad_() for _ in range(2))
@@ -73,6 +85,41 @@ def test_padding_by_a_size_that_may_be_zero():
         (want[0].sum() + want[1].square().sum()).backward()
         torch.testing.assert_close(x.grad, y.grad)
     assert not any("pad" in name for name in dvm.torch.summary().fallbacks)
+
+
+def test_padding_of_either_sign():
+    """A size decides whether an edge grows or is cut off, or neither."""
+
+    def f(x, n):
+        return F.pad(x * 2, (n - 5, x.shape[0] - 4, 0, -1), value=3.0) * 2
+
+    torch._dynamo.reset()
+    compiled = torch.compile(f, backend="dvm", dynamic=True, fullgraph=True)
+    for n, rows, columns in ((3, 3, 20), (8, 9, 30), (5, 4, 11), (2, 20, 12)):
+        x = torch.randn(rows, columns, requires_grad=True)
+        got, want = compiled(x, n), f(x, n)
+        assert torch.equal(got, want) and got.stride() == want.stride()
+        dx, wanted = (torch.autograd.grad(y.square().sum(), x)[0] for y in (got, want))
+        assert torch.equal(dx, wanted)
+    summary = dvm.torch.summary()
+    assert not summary.fallbacks and not summary.recompiles
+
+
+def test_signs_of_sizes():
+    """What is said to be never negative is not, at any size; chunks are seen through."""
+    env = ShapeEnv()
+    n = env.create_symintnode(sympy.Symbol("n", integer=True, positive=True), hint=70)
+    known = {
+        "(n + 63) // 64 * 64 - n": True,
+        "n - n // 3 * 3": True,
+        "n - (n + 63) // 64 * 64": False,
+        "(n + 62) // 64 * 64 - n": False,
+        "n // 3 * 3 - n": False,
+        "2 * n - (n // 5 * 5 + n)": True,
+    }
+    for text, want in known.items():
+        assert symbols.never_negative(eval(text, {"n": n})) == want, text
+        assert want == all(eval(text, {"n": i}) >= 0 for i in range(1, 500)), text
 
 
 def test_shapes_are_not_compared_by_value():

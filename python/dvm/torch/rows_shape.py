@@ -11,11 +11,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from .fx import COMPUTE, Emitter, Scalar, Unsupported, Val, name_of, row
 from .rows_point import choose
-from .symbols import hint, same_shape
+from .symbols import hint, never_negative, same_shape
 
 # ------------------------------------------------------------------------------- builder calls
 
@@ -259,43 +258,51 @@ def roll(e: Emitter, x: Val, shifts: Sequence, dims: Sequence[int] = ()) -> Val:
     return like(e("copy", x), x) if x is e.vals[e.node.args[0]] else x
 
 
-def _amounts(e: Emitter) -> list[Any]:
-    """Pads: numbers, or sizes that are never negative. The pads of the traced call may all be 0 in
-    another: torch's own op then returns a copy with other strides than it was traced with.
+def _amounts(e: Emitter) -> tuple[list[Any], list[Any]]:
+    """What each pad takes away and what it adds, neither ever negative. A size that may have either
+    sign gives both, one of which is 0 in every call.
     """
     pads = [p.meta["val"] if isinstance(p, torch.fx.Node) else p for p in e.node.args[1]]
-    if any(not isinstance(p, int) and not statically_known_true(p >= 0) for p in pads):
-        raise Unsupported("padding of unknown sign")
-    return pads
+    less, more = [], []
+    for p in pads:
+        up, down = never_negative(p), never_negative(-p)
+        less.append(0 if up else -p if down else torch.sym_max(-p, 0))
+        more.append(0 if down else p if up else torch.sym_max(p, 0))
+    return less, more
 
 
 @row("constant_pad_nd.default")
 def pad(e: Emitter, x: Val, pads: Sequence, value: Any = 0) -> Val:
-    rank, dtype, pads = len(x.shape), x.dtype, _amounts(e)
-    less = [-min(p, 0) if isinstance(p, int) else 0 for p in pads]
-    more = [max(p, 0) if isinstance(p, int) else p for p in pads]
-    shape = list(x.shape)
+    """The result is dense as traced. torch's own op gives a copy with the operand's strides where
+    all pads are 0, which depends on sizes: views traced behind it may then be impossible.
+    """
+    shape, rank, dtype = list(x.shape), len(x.shape), x.dtype
+    less, more = _amounts(e)
+    if not any(map(_some, less + more)):
+        return like(e("copy", x), x)
     x = copy.copy(e.rounded(x))  # the value itself is also others' operand
-    x.shape = list(shape)
-    padded = False
     for i in range(len(pads) // 2):
         d = rank - 1 - i
         before, after = 2 * i, 2 * i + 1
-        if less[before] or less[after]:
+        x.shape = list(shape)
+        if _some(less[before]) or _some(less[after]):
             shape[d] = shape[d] - less[before] - less[after]
             x = cut(e, x, d, less[before], shape[d])
-            padded = True
         parts = [x]
         for at in (before, after):
-            if not isinstance(more[at], int) or more[at]:
+            if _some(more[at]):
                 part = full(e, value, [*shape[:d], more[at], *shape[d + 1 :]], dtype)
                 parts.insert(0 if at == before else len(parts), part)
+        shape[d] = e.out.shape[d]
         if len(parts) > 1:
-            shape[d] = shape[d] + more[before] + more[after]
             x = concat(e, parts, d)
-            x.shape = list(shape)
-            padded = True
-    return x if padded else like(e("copy", x), x)
+        x.shape = list(shape)
+    return x
+
+
+def _some(size: Any) -> bool:
+    """Not known to be 0."""
+    return not isinstance(size, int) or size != 0
 
 
 def _between(e: Emitter, base: Val, src: Val, dim: int, start: Any, size: Any) -> Val:

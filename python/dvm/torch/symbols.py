@@ -15,6 +15,8 @@ from typing import Any
 import sympy
 import torch
 from torch.fx import Graph, Node
+from torch.fx.experimental.symbolic_shapes import statically_known_true
+from torch.utils._sympy.functions import FloorDiv
 from torch.utils._sympy.printers import PythonPrinter
 
 
@@ -165,6 +167,30 @@ def is_dense(fake: torch.Tensor) -> bool:
     return True
 
 
+def never_negative(size: Any) -> bool:
+    """Whether a size is 0 or more in every call; no guard is made. The shape environment bounds the
+    terms of a sum one by one; here a quotient keeps its relation to what it divides, so that what
+    fills the last chunk, (n + 63) // 64 * 64 - n, is known not to be negative.
+    """
+    if isinstance(size, int):
+        return size >= 0
+    if statically_known_true(size >= 0):
+        return True
+    least = sum(_least(term) for term in sympy.Add.make_args(sympy.expand(size.node.expr)))
+    return least.is_number and bool(least >= 0)
+
+
+def _least(term: sympy.Expr) -> sympy.Expr:
+    """What is at most a term: of a quotient (a - (q - 1)) / q <= a // q <= a / q, else itself."""
+    factor, quotient = term.as_coeff_Mul()
+    if not isinstance(quotient, FloorDiv):
+        return term
+    a, divisor = quotient.args
+    if not (divisor.is_Integer and divisor > 0):
+        return term
+    return sympy.expand(factor * (a - (divisor - 1 if factor > 0 else 0)) / divisor)
+
+
 def expression(size: Any) -> Any:
     return size if isinstance(size, int) else size.node.expr
 
@@ -187,8 +213,6 @@ def _solve(expr: sympy.Expr, symbol: sympy.Symbol, source: sympy.Symbol) -> symp
     slope = sympy.diff(expr, symbol)
     if slope.free_symbols or not slope.is_Integer or slope == 0:
         return None
-    from torch.utils._sympy.functions import FloorDiv
-
     return FloorDiv(source - expr.subs(symbol, 0), slope)
 
 
