@@ -8,7 +8,7 @@
 #include "rt/rt.h"
 #include "timing.h"
 
-enum { REPEAT = 200, MAX_TEXT = 1 << 20 };
+enum { REPEAT = 2000, MAX_TEXT = 1 << 20 };
 
 static dvm_status (*make)(const struct dvm_dev *d, const struct dvm_mem *m,
                           const struct dvm_strip *s, struct dvm_code **out);

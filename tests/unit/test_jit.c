@@ -9,6 +9,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <float.h>
 #include <limits.h>
 #include <math.h>
 #include <pthread.h>
@@ -682,6 +683,164 @@ static void test_boxes_by_turns(void **state) {
     if (best() != DVM_JIT_NEON) assert_true(taken > 50);
 }
 
+/* ---- divisions */
+
+enum { PAIRS = 4096 };
+
+/* What divisions are made of: small numbers; numbers of any size; and numbers at the edges of what f64 holds, beside
+ * zeros, NaN and infinities. Every vector of the first kind is without the others. */
+static float some_f32(int kind, int i) {
+    static const float odd[] = {0,        -0.0f,     1,         -1,        0x1p28f, 0x1p-149f,
+                                0x1p-20f, INFINITY,  -INFINITY, NAN,       3,       -7.5f,
+                                0x1p27f,  0x1.8p28f, 0x1p100f,  FLT_MAX,   0.1f,    -FLT_MIN,
+                                0x1p24f,  16777215,  -0x1p29f,  268435455, 0.5f,    -2};
+    uint32_t bits = (uint32_t)(next() >> 16);
+    float x;
+    if (kind == 0) return ((float)(int32_t)below(200001) - 100000.5f) * (i % 3 ? 0.125f : 1);
+    if (kind == 2) return odd[below(DVM_COUNT(odd))];
+    memcpy(&x, &bits, 4);
+    return x;
+}
+
+static int64_t some_i64(int kind, bool wide) {
+    static const int64_t odd[] = {0,
+                                  1,
+                                  -1,
+                                  2,
+                                  7,
+                                  -3,
+                                  INT32_MAX,
+                                  INT32_MIN,
+                                  INT64_MAX,
+                                  INT64_MIN,
+                                  INT64_MIN + 1,
+                                  (INT64_C(1) << 51) - 1,
+                                  INT64_C(1) << 51,
+                                  -(INT64_C(1) << 51),
+                                  -(INT64_C(1) << 51) - 1,
+                                  (INT64_C(1) << 53) + 1,
+                                  (INT64_C(1) << 50) + 1,
+                                  INT64_C(94906267),
+                                  INT64_C(94906265)};
+    int64_t x = (int64_t)next();
+    if (kind == 0) x = x >> (wide ? 13 : 40) | 1; /* never 0 */
+    if (kind == 2) x = odd[below(DVM_COUNT(odd))];
+    return x;
+}
+
+static void divide_program(struct prog *p, int op, int dtype, int way) {
+    int type = dvm_vt_of(dtype);
+    memset(p, 0, sizeof *p);
+    p->s = (struct dvm_strip){.mode = DVM_MODE_MAP, .opnd = p->opnd, .ins = p->ins, .lit = p->lit};
+    int a = add_opnd(p, dtype, DVM_OPND_CONTIG, DVM_ROLE_LOAD),
+        b = add_opnd(p, dtype, way == 1 ? DVM_OPND_UNIF : DVM_OPND_CONTIG, DVM_ROLE_LOAD),
+        c = add_opnd(p, dtype, DVM_OPND_CONTIG, DVM_ROLE_STORE);
+    int x = add(p, DVM_BC_LOAD, type, a, 0, 0), y = add(p, DVM_BC_LOAD, type, b, 0, 0);
+    if (way == 2) { /* several, with values that live on over the call */
+        int z = add(p, op, type, y, x, 0);
+        x = add(p, DVM_OP_ADD, type, add(p, op, type, x, y, 0), z, 0);
+    }
+    add(p, DVM_BC_STORE, type, c, add(p, op, type, x, y, 0), 0);
+}
+
+/* Every division at every level gives what the reference gives. */
+static void test_divisions(void **state) {
+    (void)state;
+    static const uint8_t ops[] = {DVM_OP_FMOD, DVM_OP_REM, DVM_OP_FLOORDIV, DVM_OP_TRUNCDIV};
+    static const uint8_t dtypes[] = {DVM_F32, DVM_I64, DVM_I32};
+    static int64_t in[2][PAIRS], out[2][PAIRS];
+    static struct prog p;
+    rng = 77;
+    for (int k = 0; k < 4 * 3 * 3 * 4; k++) {
+        int op = ops[k % 4], dtype = dtypes[k / 4 % 3], way = k / 12 % 3, kind = k / 36;
+        int64_t e = (int64_t)dvm_dtype_size((dvm_dtype)dtype), n = PAIRS - 3;
+        for (int i = 0; i < 2 * PAIRS; i++) {
+            int of = kind == 3 ? i / 2 % 97 ? 0 : 2 : kind; /* 3: few are odd */
+            float f = some_f32(of, i);
+            int64_t w = some_i64(of, i % 5 == 0);
+            char *to = (char *)in[i % 2] + i / 2 * e;
+            if (dtype == DVM_F32)
+                memcpy(to, &f, 4);
+            else
+                memcpy(to, &w, (size_t)e);
+        }
+        divide_program(&p, op, dtype, way);
+        for (int isa = (int)lowest() - 1; isa <= (int)best(); isa++) {
+            struct dvm_code *code;
+            bool first = isa < (int)lowest();
+            struct dvm_opnd_arg opnd[] = {{.ptr = (char *)in[0], .cs = e},
+                                          {.ptr = (char *)in[1], .cs = way == 1 ? 0 : e},
+                                          {.ptr = (char *)out[!first], .cs = e}};
+            if (first)
+                assert_int_equal(ref.compile(&ref, &mem, &p.s, &code), DVM_OK);
+            else
+                assert_int_equal(dvm_jit_compile(&mem, &p.s, isa, &code), DVM_OK);
+            size_t room = (code->scratch + 127) & ~(size_t)63;
+            struct dvm_strip_args a = {
+                .opnd = opnd, .m = 1, .n = n, .scratch = aligned_alloc(64, room)};
+            memset(a.scratch, 0xcd, room);
+            memset(out[!first], 0x55, sizeof out[0]);
+            code->run(code, &a);
+            for (int64_t i = 0; i < n && !first; i++)
+                if (!same(dtype, (char *)out[0] + i * e, (char *)out[1] + i * e))
+                    fail_msg("op %d dtype %d way %d kind %d level %d: element %d", op, dtype, way,
+                             kind, isa, (int)i);
+            free(a.scratch);
+            if (first)
+                ref.destroy(&ref, &mem, code);
+            else
+                dvm_jit_destroy(&mem, code);
+        }
+    }
+}
+
+/* Powers by constants are products; the others are a C function's. */
+static void test_powers(void **state) {
+    (void)state;
+    static const int64_t exponents[] = {0, 1, 2, 3, 7, 10, 31, 62, 63, 64, 1000, -1, -2, INT32_MIN};
+    static int64_t in[64], out[2][64];
+    static struct prog p;
+    rng = 78;
+    for (size_t k = 0; k < 2 * DVM_COUNT(exponents); k++) {
+        int dtype = k % 2 ? DVM_I64 : DVM_I32, type = dvm_vt_of(dtype);
+        int64_t e = (int64_t)dvm_dtype_size((dvm_dtype)dtype), n = 61;
+        memset(&p, 0, sizeof p);
+        p.s = (struct dvm_strip){
+            .mode = DVM_MODE_MAP, .opnd = p.opnd, .ins = p.ins, .lit = p.lit, .nlit = 1};
+        p.lit[0] = (uint64_t)exponents[k / 2];
+        if (dtype == DVM_I32) p.lit[0] = (uint32_t)p.lit[0];
+        int a = add_opnd(&p, dtype, DVM_OPND_CONTIG, DVM_ROLE_LOAD),
+            c = add_opnd(&p, dtype, DVM_OPND_CONTIG, DVM_ROLE_STORE);
+        int x = add(&p, DVM_BC_LOAD, type, a, 0, 0), y = add(&p, DVM_BC_LIT, type, 0, 0, 0);
+        add(&p, DVM_BC_STORE, type, c, add(&p, DVM_OP_POW, type, x, y, 0), 0);
+        for (int i = 0; i < n; i++) {
+            int64_t w = i < 7 ? i - 3 : some_i64(i % 3, false);
+            memcpy((char *)in + i * e, &w, (size_t)e);
+        }
+        for (int isa = (int)lowest() - 1; isa <= (int)best(); isa++) {
+            struct dvm_code *code;
+            bool first = isa < (int)lowest();
+            struct dvm_opnd_arg opnd[] = {{.ptr = (char *)in, .cs = e},
+                                          {.ptr = (char *)out[!first], .cs = e}};
+            if (first)
+                assert_int_equal(ref.compile(&ref, &mem, &p.s, &code), DVM_OK);
+            else
+                assert_int_equal(dvm_jit_compile(&mem, &p.s, isa, &code), DVM_OK);
+            size_t room = (code->scratch + 127) & ~(size_t)63;
+            struct dvm_strip_args args = {
+                .opnd = opnd, .m = 1, .n = n, .scratch = aligned_alloc(64, room)};
+            memset(out[!first], 0x55, sizeof out[0]);
+            code->run(code, &args);
+            if (!first) assert_memory_equal(out[0], out[1], sizeof out[0]);
+            free(args.scratch);
+            if (first)
+                ref.destroy(&ref, &mem, code);
+            else
+                dvm_jit_destroy(&mem, code);
+        }
+    }
+}
+
 /* ---- the rest */
 
 static void small_program(struct prog *p, uint64_t seed, int count) {
@@ -966,6 +1125,7 @@ int main(void) {
         cmocka_unit_test(test_programs),       cmocka_unit_test(test_threads),
         cmocka_unit_test(test_no_growth),      cmocka_unit_test(test_failing_allocations),
         cmocka_unit_test(test_switched_off),   cmocka_unit_test(test_avx2_only),
+        cmocka_unit_test(test_divisions),      cmocka_unit_test(test_powers),
         cmocka_unit_test(test_listing),        cmocka_unit_test(test_boxes),
         cmocka_unit_test(test_turned),         cmocka_unit_test(test_rows_by_turns),
         cmocka_unit_test(test_boxes_by_turns), cmocka_unit_test(test_turned_far),

@@ -24,24 +24,6 @@ static float fmod_f32(float a, float b) {
     return copysignf((float)r, a); /* a zero has the sign of a, too */
 }
 
-/* No branch: either way is as likely as the other. */
-static bool other_sign(float r, float b) { return (r != 0) & ((r < 0) != (b < 0)); }
-
-static float rem_f32(float a, float b) {
-    float r = fmod_f32(a, b), moved = r + b;
-    return other_sign(r, b) ? moved : r;
-}
-
-static float floor_div_f32(float a, float b) {
-    if (b == 0) return a / b;
-    float r = fmod_f32(a, b);
-    float q = (a - r) / b;
-    q -= (float)other_sign(r, b);
-    if (q == 0) return copysignf(0, a / b);
-    float down = floorf(q);
-    return q - down > 0.5f ? down + 1 : down;
-}
-
 static int64_t trunc_div(int64_t a, int64_t b) {
     if (b == 0) return 0;
     return b == -1 ? (int64_t)(0 - (uint64_t)a) : a / b;
@@ -69,8 +51,6 @@ static int64_t to_i64(double x) {
 }
 
 HELPER(h_fmod, float, float, fmod_f32(x[i], y[i]))
-HELPER(h_rem, float, float, rem_f32(x[i], y[i]))
-HELPER(h_floordiv, float, float, floor_div_f32(x[i], y[i]))
 HELPER(h_pow32, int32_t, int32_t, (int32_t)pow_int(x[i], y[i]))
 HELPER(h_pow64, int64_t, int64_t, pow_int(x[i], y[i]))
 HELPER(h_floordiv64, int64_t, int64_t, floor_div(x[i], y[i]))
@@ -84,8 +64,6 @@ HELPER(h_f64_i64, double, int64_t, to_i64(x[i]))
 
 dvm_j_helper_fn *const dvm_j_helpers[J_H_COUNT] = {
     [J_H_FMOD] = h_fmod,
-    [J_H_REM] = h_rem,
-    [J_H_FLOORDIV] = h_floordiv,
     [J_H_POW32] = h_pow32,
     [J_H_POW64] = h_pow64,
     [J_H_FLOORDIV64] = h_floordiv64,

@@ -8,8 +8,6 @@
 enum dvm_j_helper {
     /* f32 */
     J_H_FMOD,
-    J_H_REM,
-    J_H_FLOORDIV,
     /* i32 */
     J_H_POW32,
     /* i64 */

@@ -308,5 +308,13 @@ dvm_vid dvm_j_high(struct dvm_jb *b, dvm_vid x);
 dvm_vid dvm_j_join(struct dvm_jb *b, dvm_vid lo, dvm_vid hi);
 struct dvm_jpair dvm_j_call(struct dvm_jb *b, int helper, int vt_out, int vt_in, struct dvm_jpair x,
                             struct dvm_jpair y);
+/* The same of BODY operands, jumped over where all lanes of a mask are set; the result is nothing then. Not AArch64. */
+struct dvm_jpair dvm_j_call_unless(struct dvm_jb *b, dvm_vid all, int helper, int vt,
+                                   struct dvm_jpair x, struct dvm_jpair y);
+/* jit_divide.c: the divisions of f32, and powers by constants; 0: not one */
+dvm_vid dvm_j_divide_f32(struct dvm_jb *b, int op, dvm_vid x, dvm_vid y);
+dvm_vid dvm_j_power_i32(struct dvm_jb *b, dvm_vid x, dvm_vid y);
+/* A constant from 0 to 63, else -1. */
+int dvm_j_exponent(const struct dvm_jb *b, dvm_vid y);
 
 #endif

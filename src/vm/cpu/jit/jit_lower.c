@@ -36,11 +36,6 @@ static dvm_vid max_f32(struct dvm_jb *b, int op, dvm_vid x, dvm_vid y) {
     return dvm_j_sel(b, dvm_j_cmpf(b, x, x, J_F_UNORD), x, r);
 }
 
-static dvm_vid helper32(struct dvm_jb *b, int helper, const dvm_vid v[3]) {
-    struct dvm_jpair x = {v[0], v[0]}, y = {v[1], v[1]};
-    return dvm_j_call(b, helper, DVM_VT_I32, DVM_VT_I32, x, y).lo;
-}
-
 static dvm_vid recip(struct dvm_jb *b, dvm_vid x) {
     return dvm_j_2(b, X_VDIVPS, dvm_j_const32(b, ONE), x);
 }
@@ -66,9 +61,9 @@ dvm_vid dvm_j_f32(struct dvm_jb *b, int op, const dvm_vid v[3]) {
     case DVM_OP_TRUNCDIV: return dvm_j_round(b, dvm_j_2(b, X_VDIVPS, x, y), 3);
     case DVM_OP_MAX: return max_f32(b, X_VMAXPS, x, y);
     case DVM_OP_MIN: return max_f32(b, X_VMINPS, x, y);
-    case DVM_OP_FLOORDIV: return helper32(b, J_H_FLOORDIV, v);
-    case DVM_OP_REM: return helper32(b, J_H_REM, v);
-    case DVM_OP_FMOD: return helper32(b, J_H_FMOD, v);
+    case DVM_OP_FLOORDIV:
+    case DVM_OP_REM:
+    case DVM_OP_FMOD: return dvm_j_divide_f32(b, op, x, y);
     case DVM_OP_FMA: return dvm_j_vec(b, M_FMA, x, y, v[2], 0);
     default: return dvm_j_expand(b, op, x, y);
     }
@@ -118,6 +113,12 @@ static dvm_vid divide_i32(struct dvm_jb *b, int op, dvm_vid x, dvm_vid y) {
     return dvm_j_2(b, X_VPADDD, q, dvm_j_sel(b, off, dvm_j_const32(b, UINT32_MAX), zero));
 }
 
+static dvm_vid power_i32(struct dvm_jb *b, dvm_vid x, dvm_vid y) {
+    struct dvm_jpair px = {x, x}, py = {y, y};
+    dvm_vid r = dvm_j_power_i32(b, x, y);
+    return r ? r : dvm_j_call(b, J_H_POW32, DVM_VT_I32, DVM_VT_I32, px, py).lo;
+}
+
 static dvm_vid count32(struct dvm_jb *b, dvm_vid y) {
     return dvm_j_and(b, y, dvm_j_const32(b, 31));
 }
@@ -142,7 +143,7 @@ dvm_vid dvm_j_i32(struct dvm_jb *b, int op, const dvm_vid v[3]) {
     case DVM_OP_XOR: return dvm_j_xor(b, x, y);
     case DVM_OP_SHL: return dvm_j_2(b, X_VPSLLVD, x, count32(b, y));
     case DVM_OP_SHR: return dvm_j_2(b, X_VPSRAVD, x, count32(b, y));
-    case DVM_OP_POW: return helper32(b, J_H_POW32, v);
+    case DVM_OP_POW: return power_i32(b, x, y);
     case DVM_OP_PHILOX: return dvm_j_philox32(b, v);
     case DVM_OP_FLOORDIV:
     case DVM_OP_TRUNCDIV:

@@ -203,9 +203,72 @@ static int helper_of(int op) {
     case DVM_OP_TRUNCDIV: return J_H_TRUNCDIV64;
     case DVM_OP_REM: return J_H_REM64;
     case DVM_OP_FMOD: return J_H_FMOD64;
-    case DVM_OP_POW: return J_H_POW64;
     default: return -1;
     }
+}
+
+/* Bits that stand for 1.5 x 2^52: an integer of at most 2^51 plus these bits is, as f64, this number plus the integer. */
+static const uint64_t MAGIC = 0x4338000000000000;
+
+static pair small_f64(struct dvm_jb *b, pair x) {
+    return two(b, X_VSUBPD, two(b, X_VPADDQ, x, number(b, MAGIC)), number(b, MAGIC));
+}
+
+/* Lanes in which x and y lie in [-2^51, 2^51) and y is not 0. */
+static dvm_vid are_small(struct dvm_jb *b, pair x, pair y) {
+    pair most = number(b, UINT64_C(1) << 51), zero = number(b, 0);
+    pair over_x = shift(b, X_VPSRLQ, two(b, X_VPADDQ, x, most), 52);
+    pair over_y = shift(b, X_VPSRLQ, two(b, X_VPADDQ, y, most), 52);
+    return dvm_j_band(b, compare(b, two(b, X_VORPS, over_x, over_y), zero, J_I_EQ),
+                      compare(b, y, zero, J_I_NE));
+}
+
+/* r is not 0 and x and y are of different signs. */
+static dvm_vid differ(struct dvm_jb *b, pair r, pair x, pair y) {
+    pair zero = number(b, 0);
+    return dvm_j_band(b, compare(b, two(b, X_VXORPS, x, y), zero, J_I_LT),
+                      compare(b, r, zero, J_I_NE));
+}
+
+/* Small operands. The f64 quotient is within 1/4 of the true one, so rounded it leaves a remainder below 3/4 of y, which is
+ * then given the sign of y, and where the division is toward zero that of x. */
+static pair near_divide(struct dvm_jb *b, int op, pair x, pair y) {
+    pair magic = number(b, MAGIC), zero = number(b, 0);
+    pair ratio = two(b, X_VDIVPD, small_f64(b, x), small_f64(b, y));
+    pair q = two(b, X_VPSUBQ, two(b, X_VADDPD, ratio, magic), magic);
+    pair r = two(b, X_VPSUBQ, x, multiply(b, q, y));
+    dvm_vid off = differ(b, r, r, y);
+    q = two(b, X_VPADDQ, q, dvm_j_sel64(b, off, number(b, UINT64_MAX), zero));
+    r = two(b, X_VPADDQ, r, dvm_j_sel64(b, off, y, zero));
+    if (op == DVM_OP_FLOORDIV) return q;
+    if (op == DVM_OP_REM) return r;
+    off = differ(b, r, x, y);
+    if (op == DVM_OP_FMOD) return two(b, X_VPSUBQ, r, dvm_j_sel64(b, off, y, zero));
+    return two(b, X_VPADDQ, q, dvm_j_sel64(b, off, number(b, 1), zero));
+}
+
+static bool moves(const struct dvm_jb *b, pair x) {
+    return dvm_j_list_of(b, x.lo) == J_BODY || dvm_j_list_of(b, x.hi) == J_BODY;
+}
+
+static pair divide(struct dvm_jb *b, int op, pair x, pair y) {
+    if (b->neon || !(moves(b, x) || moves(b, y)))
+        return dvm_j_call(b, helper_of(op), DVM_VT_I64, DVM_VT_I64, x, y);
+    dvm_vid all = are_small(b, x, y);
+    pair near = near_divide(b, op, x, y);
+    return dvm_j_sel64(b, all, near, dvm_j_call_unless(b, all, helper_of(op), DVM_VT_I64, x, y));
+}
+
+static pair power(struct dvm_jb *b, pair x, pair y) {
+    int n = dvm_j_exponent(b, y.lo);
+    pair r = number(b, 1);
+    if (n < 0) return dvm_j_call(b, J_H_POW64, DVM_VT_I64, DVM_VT_I64, x, y);
+    for (bool first = true; n; n >>= 1) {
+        if (n & 1) r = first ? x : multiply(b, r, x);
+        if (n & 1) first = false;
+        if (n > 1) x = multiply(b, x, x);
+    }
+    return r;
 }
 
 bool dvm_j_ew64(struct dvm_jb *b, int op, const pair v[3], pair *out) {
@@ -232,9 +295,10 @@ bool dvm_j_ew64(struct dvm_jb *b, int op, const pair v[3], pair *out) {
     case DVM_OP_SHL: *out = two(b, X_VPSLLVQ, x, two(b, X_VANDPS, y, mask)); break;
     case DVM_OP_SHR: *out = shift_right(b, x, two(b, X_VANDPS, y, mask)); break;
     case DVM_OP_PHILOX: *out = philox(b, v); break;
+    case DVM_OP_POW: *out = power(b, x, y); break;
     default:
         if (helper_of(op) < 0) return false;
-        *out = dvm_j_call(b, helper_of(op), DVM_VT_I64, DVM_VT_I64, x, y);
+        *out = divide(b, op, x, y);
     }
     return true;
 }

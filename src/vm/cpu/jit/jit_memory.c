@@ -327,6 +327,17 @@ pair dvm_j_call(struct dvm_jb *b, int helper, int vt_out, int vt_in, pair x, pai
     return results(b, list, vt_out);
 }
 
+pair dvm_j_call_unless(struct dvm_jb *b, dvm_vid all, int helper, int vt, pair x, pair y) {
+    struct dvm_mi skip = {.op = M_SKIP, .a = all}, end = {.op = M_SKIP_END};
+    b->skips = true;
+    dvm_j_add(b, J_BODY, &skip);
+    end.disp = (int32_t)b->nval;
+    pair r = dvm_j_call(b, helper, vt, vt, x, y);
+    end.o = (uint16_t)b->nval;
+    dvm_j_add(b, J_BODY, &end);
+    return r;
+}
+
 /* An index that does not change along a row moves the operand's base once a row; then its elements are loaded like
  * those of any other operand. */
 static pair pick_row(struct dvm_jb *b, int o, int index_type, pair index) {
