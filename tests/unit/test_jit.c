@@ -1063,15 +1063,15 @@ static void test_turned(void **state) {
 static void test_turned_far(void **state) {
     (void)state;
     enum { FAR = 9 << 20, COLS = 2100, ROWS = 130 };
-    static const uint8_t dtypes[] = {DVM_F32, DVM_BF16, DVM_I64, DVM_I32};
-    static const int16_t rows[] = {1, 63, 64, ROWS}, cols[] = {1030, 1041, COLS};
+    static const uint8_t dtypes[] = {DVM_F32, DVM_BF16, DVM_I64, DVM_I32, DVM_U8};
+    static const int16_t rows[] = {1, 63, 128, ROWS}, cols[] = {1030, 1041, COLS};
     static struct prog p;
     char *x = malloc(FAR), *y = malloc(ROWS * COLS * 8), *z[2] = {malloc(FAR), malloc(FAR)};
-    for (int k = 0; k < 4 * 4 * 3 * 2; k++) {
-        int dtype = dtypes[k % 4], type = dvm_vt_of(dtype);
-        bool out = k / 48;
+    for (int k = 0; k < 5 * 4 * 3 * 2; k++) {
+        int dtype = dtypes[k % 5], type = dvm_vt_of(dtype);
+        bool out = k / 60;
         struct dvm_code *code[2];
-        int64_t m = rows[k / 4 % 4], n = cols[k / 16 % 3],
+        int64_t m = rows[k / 5 % 4], n = cols[k / 20 % 3],
                 e = (int64_t)dvm_dtype_size((dvm_dtype)dtype), step = ((8 << 20) / n / e + 1) * e;
         memset(&p, 0, sizeof p);
         p.s = (struct dvm_strip){.mode = DVM_MODE_MAP, .opnd = p.opnd, .ins = p.ins, .lit = p.lit};
