@@ -7,6 +7,7 @@ import pytest
 pytest.importorskip("_dvm")
 
 import dvm
+from attn_problem import refused
 from dvm.attn import (
     npu_fusion_attention,
     npu_fusion_attention_grad,
@@ -65,11 +66,26 @@ def test_case_K1(mode):
     both(f"The sparse_mode value should be 0 or 4, but got {mode}", sparse_mode=mode)
 
 
-@pytest.mark.parametrize(("layout", "mode"), [("BNSD", 7), ("BNSD", -1), ("TND", 5), ("TND", 9)])
+PACKED = (
+    ": 7 and 8 are for packed sequences, input_layout TND with actual_seq_qlen and "
+    "actual_seq_kvlen; of a single sequence both are sparse_mode 4 with the same next_tockens"
+)
+HELP = {
+    ("BNSD", 7): PACKED,
+    ("BNSD", 8): PACKED,
+    ("TND", 5): ": with input_layout TND a prefix for each sequence is sparse_mode 6",
+}
+
+
+@pytest.mark.parametrize(
+    ("layout", "mode"),
+    [("BNSD", 7), ("BNSD", 8), ("BNSD", -1), ("BNSD", 9), ("TND", 5), ("TND", 9)],
+)
 def test_modes_of_the_general_operator(layout, mode):
     ranges = "[0,5) or (5,8]" if layout == "TND" else "[0,6]"
     args, kw = (tnd(), LISTS) if layout == "TND" else (bnsd(), {})
     want = f"The sparse_mode value must be in range of {ranges}, but got {mode}"
+    want += HELP.get((layout, mode), "")
     assert forward(args, 2, layout, npu_fusion_attention, sparse_mode=mode, **kw) == want
 
 
@@ -317,7 +333,7 @@ def test_case_K27():
 
 
 def test_the_gradient_checks_like_the_forward():
-    want = "The sparse_mode value must be in range of [0,6], but got 7"
+    want = "The sparse_mode value must be in range of [0,6], but got 7" + PACKED
     assert backward(op=npu_fusion_attention_grad, sparse_mode=7) == want
 
 
@@ -388,3 +404,80 @@ def test_arguments_of_the_wrong_kind():
     for bad in ([1.5], 3):
         said = forward(tnd(), layout="TND", actual_seq_qlen=bad, actual_seq_kvlen=[8])
         assert said == f"actual_seq_qlen: expected a list of integers, given {bad}"
+
+
+def test_a_single_packed_sequence_in_modes_7_and_8_is_a_band():
+    """What the refusal outside TND recommends."""
+    rng = np.random.default_rng(0)
+    q, k, v = (rng.normal(size=(n, 2, 4)).astype(np.float32) for n in (9, 13, 13))
+    wide = [x.transpose(1, 0, 2)[None] for x in (q, k, v)]
+    for mode, following in ((7, -2), (7, 0), (8, 1), (8, -3)):
+        packed = npu_fusion_attention(
+            q, k, v, 2, "TND", sparse_mode=mode, next_tockens=following,
+            actual_seq_qlen=[9], actual_seq_kvlen=[13],
+        )[0]  # fmt: skip
+        band = npu_fusion_attention(*wide, 2, "BNSD", sparse_mode=4, next_tockens=following)[0]
+        assert (packed.transpose(1, 0, 2)[None] == band).all()
+
+
+# What a caller may pass that is no argument of its kind: (name, value, text).
+WRONG_KINDS = [
+    ("head_num", None, "head_num: expected an integer, given None"),
+    ("head_num", 2.0, "head_num: expected an integer, given 2.0"),
+    ("head_num", 10**30, "head_num: an integer beyond 64 bits"),
+    ("input_layout", None, "input_layout: expected a string, given None"),
+    ("input_layout", b"BNSD", "input_layout: expected a string, given b'BNSD'"),
+    ("softmax_layout", 3, "softmax_layout: expected a string, given 3"),
+    ("scale", None, "scale: expected a number, given None"),
+    ("scale", 1j, "scale: expected a number, given 1j"),
+    ("keep_prob", None, "keep_prob: expected a number, given None"),
+    ("keep_prob", "x", "keep_prob: expected a number, given 'x'"),
+    ("keep_prob", 10**400, "keep_prob: a number beyond the largest float"),
+    ("pre_tockens", 1.5, "pre_tockens: expected an integer, given 1.5"),
+    ("next_tockens", 2**63, "next_tockens: an integer beyond 64 bits"),
+    ("sparse_mode", "1", "sparse_mode: expected an integer, given '1'"),
+    ("actual_seq_qlen", 7, "actual_seq_qlen: expected a list of integers, given 7"),
+    ("actual_seq_kvlen", [4.0], "actual_seq_kvlen: expected a list of integers, given [4.0]"),
+    ("actual_seq_qlen", [2**63], "actual_seq_qlen: an integer beyond 64 bits"),
+    ("prefix", "ab", "prefix: expected a list of integers, given 'ab'"),
+    ("seed", None, "seed: expected an integer, given None"),
+    ("numels", "x", "numels: expected an integer, given 'x'"),
+]
+
+
+@pytest.mark.parametrize("kind", ["numpy", "torch"])
+@pytest.mark.parametrize(
+    ("name", "value", "text"),
+    WRONG_KINDS,
+    ids=[f"{n}-{i}" for i, (n, *_) in enumerate(WRONG_KINDS)],
+)
+def test_arguments_of_another_kind_are_named(name, value, text, kind):
+    """In the same words for arrays and tensors, forward and backward."""
+    x = np.zeros((1, 2, 4, 4), np.float32)
+    stat = np.zeros((1, 2, 4, 8), np.float32)
+    if kind == "torch":
+        torch = pytest.importorskip("torch")
+        x, stat = torch.from_numpy(x), torch.from_numpy(stat)
+    call = {"head_num": 2, "input_layout": "BNSD"}
+    saved = {"softmax_max": stat, "softmax_sum": stat, "attention_in": x}
+    if name not in ("seed", "numels"):
+        given = call | {name: value}
+        assert refused(lambda: npu_fusion_attention(x, x, x, **given)) == text
+    given = call | saved | {name: value}
+    if name == "scale":
+        given["scale_value"] = given.pop("scale")
+    assert refused(lambda: npu_fusion_attention_grad(x, x, x, x, **given)) == text
+
+
+@pytest.mark.parametrize("kind", ["numpy", "torch"])
+def test_what_is_no_tensor_is_named(kind):
+    x = np.zeros((1, 2, 4, 4), np.float32)
+    if kind == "torch":
+        x = pytest.importorskip("torch").from_numpy(x)
+        text = refused(lambda: npu_fusion_attention(x, x.to_sparse(), x, 2, "BNSD"))
+        assert text.startswith("key") and "sparse" in text
+        return
+    text = refused(lambda: npu_fusion_attention(x, x, np.ma.masked_array(x), 2, "BNSD"))
+    assert text.startswith("value: expected an array or tensor") and "filled" in text
+    text = refused(lambda: npu_fusion_attention(x, "text", x, 2, "BNSD"))
+    assert text == "key: expected an array or tensor of any dtype, given str"

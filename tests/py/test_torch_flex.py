@@ -2,6 +2,7 @@
 forward and backward, against the formula in float64."""
 
 import math
+import os
 
 import pytest
 
@@ -492,12 +493,64 @@ def test_float64_is_torchs():
     torch.testing.assert_close(got, reference(q, k, v, softcap, None)[0])
 
 
+def told(f, *args):
+    with pytest.raises(dvm.OutOfRangeError) as error:
+        f(*args)
+    return str(error.value)
+
+
 def test_place_out_of_range():
-    table = torch.zeros(100)
+    """What is told is the captured tensor as the user sees it, the index, the place, the line."""
+    table = torch.zeros(4, 100)
     q, k, v = (x.detach() for x in problem(rows=150))
-    f = compiled(lambda *x: flex_attention(*x, score_mod=lambda s, b, h, i, j: s + table[i]))
-    with pytest.raises(dvm.OutOfRangeError, match=r"index 1[0-4][0-9] is out of range"):
-        f(q, k, v)
+
+    def call(*x):
+        return flex_attention(*x, score_mod=lambda s, b, h, i, j: s + table[h, i])
+
+    text = told(compiled(call), q, k, v)
+    want = "flex_attention: score_mod reads captured tensor 0, float32 [4, 100], out of range: "
+    want += "index 100 is out of bounds for dimension 1 with size 100, at b=0, h=0, q_idx=100, "
+    assert text.startswith(want + "kv_idx=0 (")
+    line = call.__code__.co_firstlineno + 1
+    assert f"{os.path.basename(__file__)}:{line}, in call: return flex_attention(" in text
+
+
+def test_place_out_of_range_of_a_mask():
+    """Only in blocks that ask the mask; the second captured tensor of it; a negative index."""
+    first, second = torch.zeros(400, dtype=torch.int32), torch.zeros(3, 20, dtype=torch.int32)
+    q, k, v = (x.detach() for x in problem(rows=256))
+    seen = lambda b, h, i, j: (first[i] == 0) & (second[2, j - 148] == 0)
+    blocks = create_block_mask(lambda b, h, i, j: j >= 128, None, None, 256, 256, device="cpu")
+    mask = BlockMask.from_kv_blocks(
+        blocks.full_kv_num_blocks, blocks.full_kv_indices, mask_mod=seen
+    )
+    text = told(compiled(lambda *x: flex_attention(*x, block_mask=mask)), q, k, v)
+    want = "flex_attention: mask_mod reads captured tensor 1, int32 [3, 20], out of range: index 20"
+    assert text.startswith(want)
+    assert "dimension 1 with size 20, at b=0, h=0, q_idx=0, kv_idx=168" in text
+
+
+def test_place_before_the_first():
+    table = torch.zeros(60)
+    q, k, v = problem(rows=70)
+    f = compiled(lambda *x: flex_attention(*x, score_mod=lambda s, b, h, i, j: s * table[i - j]))
+    text = told(f, q, k, v)
+    assert "score_mod reads captured tensor 0, float32 [60]" in text
+    assert "index -61 is out of bounds for dimension 0 with size 60, at b=0, h=0, q_idx=0," in text
+
+
+def test_place_out_of_range_that_depends_on_a_score():
+    """Cannot be found again: told in general words."""
+    table = torch.zeros(1000)
+    q, k, v = (x.detach() for x in problem(rows=40))
+    f = compiled(
+        lambda *x: flex_attention(
+            *x, score_mod=lambda s, b, h, i, j: s + table[(s * 0 + 2000).to(torch.int32)]
+        )
+    )
+    text = told(f, q, k, v)
+    assert text.startswith("flex_attention: score_mod")
+    assert "<dvm" not in text
 
 
 def test_switched_off():

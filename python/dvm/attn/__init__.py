@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from .call import ALL, STRICT, SWA, Spec, backward, forward, is_torch
+from .call import ALL, STRICT, SWA, Spec, backward, checked, forward, is_torch
 
 __all__ = [
     "npu_fusion_attention",
@@ -30,7 +30,7 @@ def _forward(tensors: tuple[Any, ...], spec: Spec) -> tuple[Any, ...]:
         from .library import forward as run
 
         return run(tensors, spec)
-    return forward(tensors, spec)
+    return forward(tensors, checked(spec))
 
 
 def _backward(tensors: tuple[Any, ...], spec: Spec) -> tuple[Any, ...]:
@@ -38,7 +38,7 @@ def _backward(tensors: tuple[Any, ...], spec: Spec) -> tuple[Any, ...]:
         from .library import backward as run
 
         return run(tensors, spec)
-    return backward(tensors, spec)
+    return backward(tensors, checked(spec))
 
 
 def npu_fusion_attention(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -73,10 +74,6 @@ def low(function: Any, spec: Spec, tensors: tuple[Any, ...]) -> Any:
     )
     try:
         return function(*head, *tensors)
-    except OverflowError:
-        raise _dvm.ArgumentError(
-            f"{', '.join(_too_large(spec))}: an integer beyond 64 bits{_suffix()}"
-        ) from None
     except (
         _dvm.ArgumentError,
         _dvm.DTypeError,
@@ -84,57 +81,88 @@ def low(function: Any, spec: Spec, tensors: tuple[Any, ...]) -> Any:
         _dvm.LimitError,
         _dvm.OverlapError,
     ) as error:
-        if not _suffix():
-            raise
-        raise type(error)(f"{error}{SUFFIX}") from None
-    except (TypeError, ValueError) as error:
-        if isinstance(error, _dvm.Error):
-            raise
-        raise _dvm.ArgumentError(f"{_wrong_kind(spec) or error}{_suffix()}") from None
+        raise type(error)(f"{_named(str(error))}{_suffix()}") from None
+
+
+_TENSORS = (
+    "query", "key", "value", "pse", "atten_mask", "sink", "dy", "softmax_max", "softmax_sum",
+    "attention_in",
+)  # fmt: skip
+
+
+def _named(text: str) -> str:
+    """The library counts tensors."""
+    return re.sub(r"^input (\d+)(?=[:,])", lambda m: _TENSORS[int(m[1]) - 1], text)
 
 
 def _suffix() -> str:
     return "" if os.environ.get("TORCH_NPU_COMPACT_ERROR_OUTPUT") else SUFFIX
 
 
-def _wrong_kind(spec: Spec) -> str:
-    """What is said of the first argument that is no text, number, integer or list of integers."""
+_INTEGERS = (
+    ("head_num", "pre_tockens", "next_tockens", "sparse_mode", "seed", "offset", "numels"),
+    ("prefix", "actual_seq_qlen", "actual_seq_kvlen"),
+)
 
-    def is_integers(value: Any) -> bool:
-        return value is None or (
-            hasattr(value, "__iter__") and all(hasattr(n, "__index__") for n in value)
-        )
 
-    kinds: list[tuple[str, Callable[[Any], bool], tuple[str, ...]]] = [
-        (
-            "a string",
-            lambda v: isinstance(v, str) and v.isprintable(),
-            ("input_layout", "softmax_layout"),
-        ),
-        ("a number", lambda v: hasattr(v, "__float__"), ("scale", "keep_prob")),
-        ("a list of integers", is_integers, ("prefix", "actual_seq_qlen", "actual_seq_kvlen")),
-        (
-            "an integer",
-            lambda v: hasattr(v, "__index__"),
-            ("head_num", "pre_tockens", "next_tockens", "sparse_mode"),
-        ),
-    ]
-    for kind, fits, names in kinds:
+def _is_integers(value: Any) -> bool:
+    return value is None or (
+        hasattr(value, "__iter__") and all(hasattr(n, "__index__") for n in value)
+    )
+
+
+_KINDS: tuple[tuple[str, Callable[[Any], bool], tuple[str, ...]], ...] = (
+    (
+        "a string",
+        lambda v: isinstance(v, str) and v.isprintable(),
+        ("input_layout", "softmax_layout"),
+    ),
+    ("a number", lambda v: hasattr(v, "__float__"), ("scale", "keep_prob")),
+    ("a list of integers", _is_integers, _INTEGERS[1]),
+    ("an integer", lambda v: hasattr(v, "__index__"), _INTEGERS[0]),
+)
+
+
+def checked(spec: Spec) -> Spec:
+    """The arguments, lists as lists and an absent softmax_layout as "". Refuses what is no string,
+    number, integer or list of integers: torch's dispatcher and C would do so in their own words.
+    """
+    given = {n: getattr(spec, n) for n in _INTEGERS[1]}
+    lists = {n: [*map(_plain, v)] for n, v in given.items() if hasattr(v, "__iter__")}
+    text = "" if spec.softmax_layout is None else spec.softmax_layout
+    spec = spec._replace(softmax_layout=text, scale=_plain(spec.scale), **lists)
+    for kind, fits, names in _KINDS:
         for name in names:
             value = getattr(spec, name)
             if not fits(value):
-                return f"{name}: expected {kind}, given {value!r}"
-    return ""
+                _refuse(f"{name}: expected {kind}, given {given.get(name, value)!r}")
+    large = _too_large(spec)
+    if large:
+        _refuse(f"{', '.join(large)}: an integer beyond 64 bits")
+    for name in ("scale", "keep_prob"):
+        value = getattr(spec, name)
+        if isinstance(value, int) and abs(value) >= 1 << 1024:
+            _refuse(f"{name}: a number beyond the largest float")
+    return spec
+
+
+def _plain(value: Any) -> Any:
+    """A number of numpy or torch as Python's own, which torch's dispatcher wants."""
+    return value.item() if hasattr(value, "dtype") and hasattr(value, "item") else value
+
+
+def _refuse(text: str) -> None:
+    raise _dvm.ArgumentError(text + _suffix())
 
 
 def _too_large(spec: Spec) -> list[str]:
     """Names of the arguments that hold an integer beyond 64 bits."""
-    found = []
-    for name, value in spec._asdict().items():
-        numbers = value if isinstance(value, (list, tuple)) else (value,)
-        if any(isinstance(n, int) and not -(1 << 63) <= n < 1 << 63 for n in numbers):
-            found.append(name)
-    return found or ["an argument"]
+    found = [n for n in _INTEGERS[0] if _is_large(getattr(spec, n))]
+    return found + [n for n in _INTEGERS[1] if any(map(_is_large, getattr(spec, n) or ()))]
+
+
+def _is_large(value: Any) -> bool:
+    return isinstance(value, int) and not -(1 << 63) <= value < 1 << 63
 
 
 def draw() -> int:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from . import as_torch
-from .call import ALL, AS_TORCH, NO_PSE_GRADIENT, STRICT, SWA, Spec, low
+from .call import ALL, AS_TORCH, NO_PSE_GRADIENT, STRICT, SWA, Spec, checked, low
 
 _LISTS = "SymInt[]? prefix, SymInt[]? actual_seq_qlen, SymInt[]? actual_seq_kvlen"
 _SPEC = (
@@ -221,6 +221,8 @@ def forward(tensors: tuple[Any, ...], s: Spec) -> tuple[Any, ...]:
     """
     query = tensors[0]
     rng, seed, offset = None, 0, 0
+    if not torch.compiler.is_compiling():
+        s = checked(s)
     if s.keep_prob < 1:
         _check(tensors, s)  # a refused call does not advance the generator
         rng = torch.randint(0, 2**63 - 1, (2,), dtype=torch.int64) * torch.tensor([1, 0])
@@ -230,6 +232,8 @@ def forward(tensors: tuple[Any, ...], s: Spec) -> tuple[Any, ...]:
 
 
 def backward(tensors: tuple[Any, ...], s: Spec) -> tuple[Any, ...]:
+    if not torch.compiler.is_compiling():
+        s = checked(s)
     inputs, saved = tensors[:6], tensors[6:]
     for x, name in zip(saved, ("dy", "softmax_max", "softmax_sum", "attention_in"), strict=True):
         if x is None:  # the operator wants them all; the library words the refusal

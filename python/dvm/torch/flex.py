@@ -29,6 +29,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 import dvm
 
 from . import decomp
+from .flex_range import located
 from .fx import Emitter, Scalar, Unsupported, name_of
 from .kernel_text import KernelWriter
 from .options import Options, is_disabled
@@ -435,6 +436,16 @@ class Call:
         except _dvm.UnsupportedError as error:
             count_rescue(self.rescued, str(self.stock), error)
             return self._torchs(tensors, blocks, others)
+        except _dvm.OutOfRangeError as error:
+            raise located(
+                error,
+                (self.graphs[0], self.mask),
+                (others[: self.nscore], others[self.nscore :]),
+                tensors[0].shape,
+                tensors[1].shape[2],
+                blocks[2:6],
+                blocks[-2:],
+            ) from None
 
     def _common(self, tensors: Any, blocks: Any, others: Any, numbers: Any) -> tuple[Any, ...]:
         part, full = (f and f.bound(others, numbers) for f in (self.part, self.full))

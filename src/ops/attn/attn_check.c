@@ -106,11 +106,18 @@ static dvm_status check_mode(const dvm_attn *c, enum layout l) {
             DVM_FAIL(ARG, "The sparse_mode value should be 0 or 4, but got %lld", (long long)m);
     } else if (l == TND) {
         if (m < 0 || m > 8 || m == 5)
-            DVM_FAIL(ARG, "The sparse_mode value must be in range of [0,5) or (5,8], but got %lld",
-                     (long long)m);
+            DVM_FAIL(ARG,
+                     "The sparse_mode value must be in range of [0,5) or (5,8], but got %lld%s",
+                     (long long)m,
+                     m == 5 ? ": with input_layout TND a prefix for each sequence is sparse_mode 6"
+                            : "");
     } else if (m < 0 || m > 6) {
-        DVM_FAIL(ARG, "The sparse_mode value must be in range of [0,6], but got %lld",
-                 (long long)m);
+        DVM_FAIL(ARG, "The sparse_mode value must be in range of [0,6], but got %lld%s",
+                 (long long)m,
+                 m == 7 || m == 8 ? ": 7 and 8 are for packed sequences, input_layout TND with "
+                                    "actual_seq_qlen and actual_seq_kvlen; of a single sequence "
+                                    "both are sparse_mode 4 with the same next_tockens"
+                                  : "");
     }
     return DVM_OK;
 }
