@@ -108,10 +108,11 @@ struct dvm_strip_args {
         pos; /* argmax, argmin: position of the first element folded (column in ROW, row in COL) */
     void *scratch; /* dvm_code.scratch bytes, 64-byte aligned, one per thread */
     struct dvm_fault
-        *fault;  /* notes an index out of range; the element is then read at index 0 or is 0 */
-    bool stream; /* outputs are larger than the cache: non-temporal stores pay */
-    bool far;    /* inputs are larger than the near caches */
-    bool alias;  /* some output is exactly an input: no store before the last load of an element */
+        *fault;    /* notes an index out of range; the element is then read at index 0 or is 0 */
+    bool stream;   /* outputs are larger than the cache: non-temporal stores pay */
+    bool far;      /* inputs are larger than the near caches */
+    int64_t ahead; /* bytes from operand dvm_code.asked to what will be read next, 0: not known */
+    bool alias; /* some output is exactly an input: no store before the last load of an element */
     /* For code that can (dvm_code.boxes): so many boxes one after the other, 0 as 1, each with every ptr of opnd moved by
      * step bytes. opnd is then changed. */
     int64_t boxes;
@@ -127,6 +128,7 @@ struct dvm_code {
     size_t scratch;
     const char *tier;
     bool boxes;             /* takes dvm_strip_args.boxes */
+    int asked;              /* operand whose memory it can ask for ahead of time, or -1 */
     bool together;          /* takes dvm_strip_args.together and gains by it where memory is far */
     struct dvm_strip strip; /* owned copy */
     char refused[120];      /* by tiers that were asked before, and why; filled by their caller */

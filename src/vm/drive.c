@@ -296,6 +296,22 @@ static bool is_far(const struct dvm_job *j, const struct dvm_phase *p, const str
     return bytes > FAR;
 }
 
+/* The last of several phases over rows: what the first one will read of the next block can be on its way, where there is
+ * work enough to hide it. 64 MiB on a busy machine: layer norm f32 took 0.91 of the time, bf16 0.9, RMS norm bf16 0.9; RMS
+ * norm f32, two passes of little work, 1.1. */
+static bool reads_next(const struct dvm_job *j, int phase) {
+    const struct dvm_kplan *k = j->s.k;
+    const struct dvm_phase *f = &k->phase[phase];
+    const struct dvm_strip *s = &j->l->plan->strip[f->strip];
+    const int asked = j->l->plan->code[f->strip]->asked;
+    int passes = 0;
+    if (k->kind != DVM_MODE_ROW || phase == 0 || phase != k->nphase - 1 || j->nslot > 1)
+        return false;
+    if (f->pass != DVM_MODE_MAP || asked < 0 || f->bind[asked].src == DVM_SRC_SCRATCH) return false;
+    for (int p = 0; p < k->nphase; p++) passes += k->phase[p].kind != DVM_PHASE_VEC;
+    return passes > 2 || (passes == 2 && dvm_dtype_size((dvm_dtype)s->opnd[asked].dtype) == 2);
+}
+
 static void fill_info(struct dvm_job *j, struct dvm_fold *folds) {
     const struct dvm_plan *plan = j->l->plan;
     for (int p = 0; p < j->s.k->nphase; p++) {
@@ -305,6 +321,7 @@ static void fill_info(struct dvm_job *j, struct dvm_fold *folds) {
         *i = (struct dvm_pinfo){.p = f, .strip = s, .code = plan->code[f->strip], .fold = folds};
         i->stream = streams(j, f, s);
         i->far = is_far(j, f, s);
+        i->next = reads_next(j, p);
         if (joins(j) && f->pass != DVM_MODE_MAP) i->nfold = find_folds(s, folds);
         folds += i->nfold;
     }

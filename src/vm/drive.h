@@ -51,6 +51,7 @@ struct dvm_pinfo {
     const struct dvm_fold *fold;
     int nfold;
     bool stream, far; /* as in dvm_strip_args */
+    bool next; /* dvm_code.asked is memory that an earlier phase of the next block will read */
 };
 
 /* The space of a kernel: outer kept axes, the block axis, the cut axis.

@@ -67,6 +67,7 @@ static void run_boxes(const struct dvm_job *j, struct dvm_slot *s, const struct 
                                .fault = &s->fault[f - j->info],
                                .stream = f->stream,
                                .far = f->far,
+                               .ahead = f->next ? m * opnd[f->code->asked].rs : 0,
                                .alias = j->l->alias,
                                .together = together};
     f->code->run(f->code, &a);

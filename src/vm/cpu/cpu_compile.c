@@ -659,6 +659,7 @@ dvm_status dvm_cpu_compile(const struct dvm_dev *d, const struct dvm_mem *m,
     char *p = (char *)(code + 1);
     code->c.run = dvm_cpu_run;
     code->c.tier = "vm";
+    code->c.asked = -1;
     code->k = c.k;
     code->size = size;
     own_strip(code, s, &p);

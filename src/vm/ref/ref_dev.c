@@ -205,7 +205,7 @@ static dvm_status compile(const struct dvm_dev *d, const struct dvm_mem *m,
     code->nstate = number_states(s, state);
     code->state = state;
     p += (s->nins * sizeof *state + 7) & ~(size_t)7;
-    code->c = (struct dvm_code){.run = run, .tier = "ref", .strip = *s};
+    code->c = (struct dvm_code){.run = run, .tier = "ref", .asked = -1, .strip = *s};
     code->c.strip.ins = put(&p, s->ins, s->nins * sizeof *s->ins);
     code->c.strip.lit = put(&p, s->lit, s->nlit * sizeof *s->lit);
     code->c.strip.opnd = put(&p, s->opnd, s->nopnd * sizeof *s->opnd);

@@ -125,6 +125,7 @@ static dvm_status keep(const struct dvm_mem *m, const struct dvm_je *e, const st
     c->part_room = room;
     c->band_cols = p->acc_regs ? b->band_cols : 0;
     c->c = (struct dvm_code){.run = runs[s->mode], .tier = "jit", .strip = *s};
+    c->c.asked = c->asked;
     c->c.boxes = s->mode == DVM_MODE_COL;
     c->c.together = c->c.boxes && c->turns;
     c->group = (uint16_t)(p->unroll * b->width);

@@ -20,13 +20,14 @@ struct dvm_jit_code {
     size_t size;      /* of this block */
     size_t code_size; /* of the machine code */
     bool fetch;       /* COL: has a loop that asks for memory ahead of time */
-    int16_t asked;    /* ROW: operand of which the next rows are asked for, or -1 */
-    bool turns;       /* has a loop that reads rows far apart by turns */
-    bool stream;      /* has a loop with non-temporal stores */
-    bool pairs;       /* stores whole vectors of bf16 */
-    bool scans;       /* columns of a row are done in order */
-    uint8_t width;    /* 32-bit lanes of a vector */
-    uint16_t group;   /* columns of an unrolled body */
+    int16_t
+        asked;   /* ROW, MAP past the caches: operand of which the next rows are asked for, or -1 */
+    bool turns;  /* has a loop that reads rows far apart by turns */
+    bool stream; /* has a loop with non-temporal stores */
+    bool pairs;  /* stores whole vectors of bf16 */
+    bool scans;  /* columns of a row are done in order */
+    uint8_t width;  /* 32-bit lanes of a vector */
+    uint16_t group; /* columns of an unrolled body */
     uint16_t nfold;
     int32_t parts, part_bytes, part_room;
     int32_t band_cols; /* COL: columns that can be done in bands of rows, or 0 */

@@ -412,7 +412,8 @@ void dvm_j_fetch(struct dvm_je *e, const struct dvm_mi *m, int u, struct dvm_x_r
     enum { AHEAD = 2048, LINE = 64 };
     int size = dvm_j_width_of(e, m->o), from = m->disp + u * e->b->width * size;
     if (e->base[m->o] < 0 || from % LINE || e->masked) return;
-    if (e->ahead >= 0 && m->o == e->asked)
+    bool always = e->b->s->mode == DVM_MODE_ROW;
+    if (e->ahead >= 0 && m->o == e->asked && (always || e->fetch))
         at.base = e->ahead;
     else if (e->fetch)
         at.disp += AHEAD;

@@ -33,8 +33,8 @@ struct dvm_je {
     bool masked;  /* in a tail */
     bool paired;  /* units 2k and 2k + 1 are the even and the odd ones of the elements they cover */
     bool stream;
-    bool fetch;    /* what is loaded is asked for ahead of time */
-    int asked;     /* ROW: operand of which the rows behind the call's are asked for, or -1 */
+    bool fetch; /* what is loaded is asked for ahead of time */
+    int asked; /* ROW, MAP past the caches: operand of which the rows behind the call's are asked for, or -1 */
     int8_t ahead;  /* register with their address, or -1 */
     bool acc_regs; /* accumulators are in registers here */
     int32_t band;  /* COL: where accumulators of all columns wait for the next band of rows, or 0 */

@@ -194,7 +194,7 @@ enum {
     J_F_FETCH = 160, /* not 0: COL: rows lie one behind the other, far from the core */
     J_F_BOXES = 168, /* COL: boxes left */
     J_F_TURNS = 176, /* not 0: by turns; ROW: as often */
-    J_F_AHEAD = 184, /* ROW: bytes from a row to the one that is asked for */
+    J_F_AHEAD = 184, /* ROW, MAP: bytes from a row to the one that is asked for */
     J_F_MASK64 = 192, /* AVX2: of 64-bit lanes, low and high */
     J_F_BUF = 256,    /* helper operands and results, 4 x 128 */
     J_F_TAB = 768 /* base address of each operand, and of each that PICK moves; then the slots */

@@ -110,6 +110,7 @@ static void plan_units(struct dvm_je *e, struct dvm_jplan *p) {
         p->unroll = p->cold = map_units(e, most);
         p->stream = !b->neon && n <= STREAM_BODY && !b->calls && !b->nscan;
         while (p->cold * n > COLD_BODY && p->cold > 1) p->cold /= 2;
+        if (p->stream) ask_for_rows(e);
         return;
     }
     if (b->calls || b->nscan || b->skips || b->nsub) return;

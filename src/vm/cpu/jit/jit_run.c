@@ -266,6 +266,13 @@ static void staged_map(const struct dvm_jit_code *c, const args *a) {
 
 /* ---- maps */
 
+/* Distance to what is asked for while stores go past the caches: of the last phase of a block the next block, else some
+ * lines. */
+static void set_ahead(const struct dvm_jit_code *c, const args *a) {
+    enum { AHEAD = 2048 };
+    if (c->asked >= 0) set(a, J_F_AHEAD, a->ahead ? a->ahead : AHEAD);
+}
+
 static void stream_map(const struct dvm_jit_code *c, const args *a) {
     int64_t peel = columns_to_aligned(c, a);
     if (peel <= 0 || peel >= a->n) {
@@ -284,6 +291,7 @@ void dvm_jit_run_map(const struct dvm_code *code, const args *a) {
     const struct dvm_jit_code *c = code_of(code);
     args flat;
     if (a->m <= 0 || a->n <= 0) return;
+    if (a->stream) set_ahead(c, a);
     if (any_staged(c, a)) {
         staged_map(c, a);
         return;
