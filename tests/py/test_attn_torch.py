@@ -9,6 +9,7 @@ pytest.importorskip("_dvm")
 
 import dvm.ops  # noqa: E402
 from dvm.attn import library  # noqa: E402, F401 registers torch.ops.dvm
+from dvm.attn.call import AS_TORCH, PSE_ADDED  # noqa: E402
 
 ALL = 2147483647
 SPEC = (0, 4, "BNSD", "", 0.25, 1.0, ALL, ALL, 3, None, None, None)
@@ -34,6 +35,15 @@ def extras():
     return normal(2, 4, 33, 40), None, normal(4)
 
 
+def torchs_own():
+    """A causal call that torch must run: the largest numbers could overflow, though none does."""
+    q, k, v = (x.detach() for x in batch())
+    q[..., 1] = k[..., 0] = 0
+    q[0, 0, 0, 0] = k[0, 0, 0, 1] = 1e20
+    spec = (AS_TORCH | PSE_ADDED, 4, "BNSD", "", 0.25, 1.0, ALL, ALL, 2, None, None, None)
+    return [x.requires_grad_() for x in (q, k, v)], spec
+
+
 OPCHECK = {
     "plain": lambda: (attention, (*batch(), None, None, None, None, *SPEC), {}),
     "extras": lambda: (attention, (*batch(), *extras(), None, *SPEC), {}),
@@ -46,6 +56,7 @@ OPCHECK = {
         {},
     ),
     "half": lambda: (attention, (*batch(torch.bfloat16), None, None, None, None, *SPEC), {}),
+    "as_torch": lambda: (attention, (*torchs_own()[0], *[None] * 4, *torchs_own()[1]), {}),
     "npu_fusion_attention": lambda: (
         torch.ops.dvm.npu_fusion_attention, (*batch(), 4, "BNSD"), {"sparse_mode": 2}
     ),
@@ -61,6 +72,15 @@ OPCHECK = {
 def test_opcheck(name):
     op, args, kw = OPCHECK[name]()
     torch.library.opcheck(op, args, kw)
+
+
+def test_opcheck_backward_of_torchs_own():
+    args, spec = torchs_own()
+    args = [x.detach() for x in args]
+    out, top, total = attention(*args, *[None] * 4, *spec)
+    assert (total == -1).all()  # the mark
+    grad = (*args, None, None, None, torch.ones_like(out), top, total, out, None, *spec)
+    torch.library.opcheck(attention_grad, grad)
 
 
 @pytest.mark.parametrize("op", ["attention_grad", "npu_fusion_attention_grad", "swa_backward"])
