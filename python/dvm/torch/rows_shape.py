@@ -278,9 +278,10 @@ def pad(e: Emitter, x: Val, pads: Sequence, value: Any = 0) -> Val:
     """
     shape, rank, dtype = list(x.shape), len(x.shape), x.dtype
     less, more = _amounts(e)
+    x = copy.copy(e.rounded(x))  # the value itself is also others' operand
+    x.shape = list(shape)
     if not any(map(_some, less + more)):
         return like(e("copy", x), x)
-    x = copy.copy(e.rounded(x))  # the value itself is also others' operand
     for i in range(len(pads) // 2):
         d = rank - 1 - i
         before, after = 2 * i, 2 * i + 1
