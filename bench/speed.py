@@ -58,7 +58,9 @@ class Row:
     )
     kernels: int
     rounds: int
-    read: float = float("nan")  # share of the rate of reading, of what only reads
+    read: float = float(
+        "nan"
+    )  # share of the rate of hand-written loops, of what only reads or turns
 
     def floor(self) -> float:
         """Share of the larger floor: copying what the kernel moves, or its arithmetic on data in cache."""
@@ -161,10 +163,12 @@ def measure_case(
         few, many = small[1], large[1]
         if case.moved == 1 and threads == 1:
             runs |= rates.reads(args[0])
+        if "square" in case.inputs and threads == 1:
+            runs |= rates.turned(*args)
 
     def row_of(times: dict[str, float]) -> Row:
         copied = [times.pop(c) for c in ("copy torch", "copy libc") if c in times]
-        read = [times.pop(c) for c in list(times) if c.startswith("read ")]
+        read = [times.pop(c) for c in list(times) if c.startswith(("read ", "loop "))]
         share = arithmetic = float("nan")
         if copied:
             floor = case.moved * m * n * t.itemsize / (2 * SIZES[size]) * min(copied)
@@ -201,7 +205,7 @@ def measure_pair(pair: Pair, dtype: str, size: str, threads: int, budget: float)
     return decide(Match({"dvm": run, "eager": eager}), budget, row_of)
 
 
-HEAD = f"  {'case':22s} {'type':5s} {'size':>5s} {'threads':>7s} {'dvm us':>10s} {'copy':>6s} {'floor':>6s} {'read':>6s} {'fused C':>8s} {'eager':>7s} {'inductor':>8s} kernels rounds"
+HEAD = f"  {'case':22s} {'type':5s} {'size':>5s} {'threads':>7s} {'dvm us':>10s} {'copy':>6s} {'floor':>6s} {'loops':>6s} {'fused C':>8s} {'eager':>7s} {'inductor':>8s} kernels rounds"
 
 
 def show(row: Row) -> None:
@@ -313,8 +317,8 @@ def main(args: argparse.Namespace) -> dict[str, Any]:
     print(
         "\nPromise 4: CPU speed. Ratios are peer time / DVM time; copy: share of the rate of the faster copy;\n"
         "floor: share of the larger of two times, of copying what the kernel moves and of its arithmetic in cache;\n"
-        "read: of kernels that only read, share of the rate of the fastest of several loops that read; a row not clearly above its bars has\n"
-        "more rounds, of all contestants alike"
+        "loops: of kernels that only read or add a turned matrix, share of the rate of the fastest of several hand-written loops that\n"
+        "do the same; a row not clearly above its bars has more rounds, of all contestants alike"
     )
     if any(SIZES[job[3]] >= LARGE for job in jobs(args)):
         rates.show()
