@@ -111,10 +111,10 @@ FEW = {
 
 # (dtype, with gradients, causal): rows and keys from which the operator takes a masked call
 MANY = {
-    (F32, False, True): 128,
+    (F32, False, True): 256,
     (F32, False, False): 512,
-    (F32, True, True): 128,
-    (F32, True, False): 256,
+    (F32, True, True): 256,
+    (F32, True, False): 512,
     (BF16, False, True): 128,
     (BF16, False, False): 256,
     (BF16, True, True): 32,
@@ -137,7 +137,7 @@ def test_bf16_is_torchs_where_it_has_instructions(name, monkeypatch):
     monkeypatch.setattr(rows_attn, "_TORCH_HAS_BF16", True)
     args, kw, _ = CALLS[name]
     assert not rows_attn._pays(*args, None, kw.get("is_causal", False))
-    assert rows_attn._pays(*inputs(rows=200, keys=200), None, True)
+    assert rows_attn._pays(*inputs(rows=256, keys=256), None, True)
 
 
 @pytest.mark.parametrize("name", FEW)
