@@ -8,6 +8,7 @@ depend on: ranks of loads, contents of IntArrayRefs, dtypes of ScalarRefs that h
 
 from __future__ import annotations
 
+import difflib
 import re
 import sys
 from collections.abc import Callable, Sequence
@@ -24,6 +25,8 @@ from .record import (
     Later,
     NDObject,
     ScalarRef,
+    choice,
+    integer,
     lower_dims,
     rank_of,
     shape_arg,
@@ -37,10 +40,17 @@ KINDS = {
 FLAGS = {"dyn": 1, "unify_ws": 2, "spec": 4, "priv1": 1 << 30, "priv2": 1 << 31}
 KIND_NAMES = ("vector", "cube", "mix", "parallel", "seq", "split", "eager")
 _C_FLAGS = 1 | 2 | 4
+_FLAG_NAMES = {"F_DYN": 1, "F_UWS": 2, "F_SPEC": 4, "F_OPT_FRAC": 1 << 29, "F_PRIV1": 1 << 30}
+_ALL_FLAGS = sum(_FLAG_NAMES.values()) | FLAGS["priv2"]
 _MOST_CORES = 65535  # that a limit can name: more than any pool has
 
 # Graphs kept per kernel, the oldest is dropped first.
 MAX_BUILDS = 64
+
+
+def _known(name: str, names: Any, what: str) -> str:
+    near = difflib.get_close_matches(name, [n for n in names if n], 1)
+    return f"did you mean {near[0]}?" if near else f"{what} are {', '.join(n for n in names if n)}"
 
 
 def parse_kind(ker_type: str) -> tuple[int, int]:
@@ -49,13 +59,11 @@ def parse_kind(ker_type: str) -> tuple[int, int]:
         raise ArgumentError(f"a kernel type is a string such as 'split:dyn', given {ker_type!r}")
     name, _, rest = ker_type.partition(":")
     if name not in KINDS:
-        raise KindError(
-            f"kernel type error: {name!r}; types are {', '.join(k for k in KINDS if k)}"
-        )
+        raise KindError(f"kernel type error: {name!r}; {_known(name, KINDS, 'types')}")
     flags = 0
     for flag in rest.split(",") if rest else ():
         if flag not in FLAGS:
-            raise KindError(f"kernel flag error: {flag!r}; flags are {', '.join(FLAGS)}")
+            raise KindError(f"kernel flag error: {flag!r}; {_known(flag, FLAGS, 'flags')}")
         flags |= FLAGS[flag]
     return KINDS[name], flags
 
@@ -440,7 +448,7 @@ class Kernel(ops.Operations):
         """
         spec = self._load_spec(shape, dtype)
         index = self._tensor("gather_load", index)
-        args = (spec, index, axis, gather_mode)
+        args = (spec, index, axis, choice("gather_load", "gather_mode", gather_mode, (0, 1)))
         return self._emit("gather_load", spec.dtype, low_gather_load, *args, spec=spec)
 
     def slice_load(self, shape: Any, start: Any, size: Any, dtype: Any) -> NDObject:
@@ -544,11 +552,19 @@ class Kernel(ops.Operations):
 
     # ---------------------------------------------------------------- structure
 
-    def _section(self, ktype: int | str, flags: int, cores: int = 0) -> None:
-        kind = parse_kind(ktype)[0] if isinstance(ktype, str) else int(ktype)
+    def _section(self, what: str, ktype: int | str, flags: int, cores: int = 0) -> None:
+        own = 0
+        if isinstance(ktype, str):
+            kind, own = parse_kind(ktype)
+        else:
+            kind = integer(what, "ktype", ktype)
         if not 0 <= kind <= self.K_PARAL:
             raise KindError(f"a sub-kernel cannot be of type {ktype!r}")
-        self._emit("section", None, low_section, kind, int(flags) & _C_FLAGS, cores)
+        given = integer(what, "flags", flags)
+        if given & ~_ALL_FLAGS:
+            names = ", ".join(f"{n} ({v})" for n, v in _FLAG_NAMES.items())
+            raise ArgumentError(f"{what}: flags are a sum of {names}, given {flags!r}")
+        self._emit("section", None, low_section, kind, (given | own) & _C_FLAGS, cores)
 
     def parallel_add(self, ktype: int | str, flags: int = 0, core_limit: int = 0) -> None:
         """Opens the next independent part of a `parallel` kernel. Parts run one after the other, each on
@@ -556,16 +572,16 @@ class Kernel(ops.Operations):
         """
         if self._kind != self.K_PARAL:
             raise StateError("parallel_add belongs to kernels of type parallel")
-        cores = getattr(core_limit, "__index__", lambda: -1)()
-        if isinstance(core_limit, bool) or cores < 0:
+        cores = integer("parallel_add", "core_limit", core_limit)
+        if cores < 0:
             raise ArgumentError(f"parallel_add: core_limit is 0 or a number of cores, not {core_limit!r}")
-        self._section(ktype, flags, min(cores, _MOST_CORES))
+        self._section("parallel_add", ktype, flags, min(cores, _MOST_CORES))
 
     def seq_add(self, ktype: int | str, flags: int = 0) -> None:
         """Opens the next stage of a `seq` kernel, the first included."""
         if self._kind != self.K_SEQ:
             raise StateError("seq_add belongs to kernels of type seq")
-        self._section(ktype, flags)
+        self._section("seq_add", ktype, flags)
 
     def p_next(self) -> None:
         """Older form of parallel_add, called between the parts."""

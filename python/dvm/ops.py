@@ -29,12 +29,14 @@ from .record import (
     Dim,
     NDObject,
     ScalarRef,
+    choice,
     is_number,
     lower_dim,
     lower_dims,
     rank_of,
     shape_arg,
     sizes_of,
+    truth,
     value_of,
 )
 from .types import DataType, bool_, dtype_of, float16, float32, int32, int64
@@ -920,7 +922,8 @@ class Operations:
         (OutOfRangeError) when the kernel runs.
         """
         x, index = self._tensor("gather", x), self._tensor("gather", index)
-        return self._emit("gather", x._dtype, low_gather, x, index, axis, gather_mode)
+        mode = choice("gather", "gather_mode", gather_mode, (0, 1))
+        return self._emit("gather", x._dtype, low_gather, x, index, axis, mode)
 
     def take(self, x: NDObject, index: NDObject, axis: int = 0) -> NDObject:
         """Slices of x (numpy.take)."""
@@ -1065,7 +1068,8 @@ class Operations:
         """
         a, b, bias = self._factors("matmul", a, b, bias)
         t = a._dtype
-        args = (a, b, bool(trans_a), bool(trans_b), bias, t.code)
+        ta, tb = truth("matmul", "trans_a", trans_a), truth("matmul", "trans_b", trans_b)
+        args = (a, b, ta, tb, bias, t.code)
         return self._emit("matmul", t, low_matmul, *args)
 
     def grouped_matmul(
@@ -1091,13 +1095,14 @@ class Operations:
             raise ArgumentError("grouped_matmul: group_list is missing")
         groups = self._tensor("grouped_matmul", group_list)
         t = a._dtype
-        if group_type == 1:
-            args: tuple[Any, ...] = (a, b, bool(trans_a), bool(trans_b), bias, t.code)
-            return self._emit("matmul", t, low_matmul, *args)
-        args = (a, b, bool(trans_a), bool(trans_b), bias, groups, int(group_type))
-        return self._emit(
-            "grouped_matmul", t, low_grouped_matmul, *args, int(group_list_type), t.code
-        )
+        name = "grouped_matmul"
+        group = choice(name, "group_type", group_type, (0, 1, 2))
+        kind = choice(name, "group_list_type", group_list_type, (0, 1))
+        ta, tb = truth(name, "trans_a", trans_a), truth(name, "trans_b", trans_b)
+        if group == 1:
+            return self._emit("matmul", t, low_matmul, a, b, ta, tb, bias, t.code)
+        args = (a, b, ta, tb, bias, groups, group, kind, t.code)
+        return self._emit(name, t, low_grouped_matmul, *args)
 
     def _factors(self, name: str, a: Any, b: Any, bias: Any) -> tuple[NDObject, NDObject, Any]:
         a, b = self._tensor(name, a), self._tensor(name, b)

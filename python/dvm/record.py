@@ -9,6 +9,8 @@ another type of number in a ScalarRef.
 
 from __future__ import annotations
 
+import contextlib
+import operator
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -333,6 +335,31 @@ _INT64, _FLOAT32 = dtype_of("int64"), dtype_of("float32")
 
 def is_int(x: Any) -> bool:
     return hasattr(x, "__index__") and not isinstance(x, float)
+
+
+def integer(what: str, name: str, x: Any) -> int:
+    """An argument that counts or chooses: an integer, no truth value and no text."""
+    if not isinstance(x, bool):
+        with contextlib.suppress(TypeError):
+            return operator.index(x)
+    raise _dvm.ArgumentError(f"{what}: {name} is an integer, given {x!r}")
+
+
+def choice(what: str, name: str, x: Any, among: tuple[int, ...]) -> int:
+    """One of some numbers."""
+    n = integer(what, name, x)
+    if n not in among:
+        raise _dvm.ArgumentError(
+            f"{what}: {name} is one of {', '.join(map(str, among))}, given {x!r}"
+        )
+    return n
+
+
+def truth(what: str, name: str, x: Any) -> bool:
+    """A flag: True, False, 1 or 0; anything else is an argument in the wrong place."""
+    if isinstance(x, bool) or type(x).__name__ in ("bool_", "bool"):
+        return bool(x)
+    return bool(choice(what, name, x, (0, 1)))
 
 
 def is_number(x: Any) -> bool:

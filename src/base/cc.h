@@ -35,6 +35,14 @@
  * are registers. For code that has fused multiply-adds. */
 #define DVM_FMA_INTO(c, a, b) __asm__("vfmadd231ps %2, %1, %0" : "+v"(c) : "v"(a), "v"(b))
 #endif
+#if defined(__aarch64__)
+/* c = fma(b, a, c) in f32 on the low or the high halves of b's words, bf16, with element `lane` of a. For functions whose target has
+ * bf16. The intrinsics of gcc 12 put a into registers that the instructions cannot name. */
+#define DVM_BFMLALB_INTO(c, b, a, lane)                                             \
+    __asm__("bfmlalb %0.4s, %1.8h, %2.h[%3]" : "+w"(c) : "w"(b), "x"(a), "i"(lane))
+#define DVM_BFMLALT_INTO(c, b, a, lane)                                             \
+    __asm__("bfmlalt %0.4s, %1.8h, %2.h[%3]" : "+w"(c) : "w"(b), "x"(a), "i"(lane))
+#endif
 #if defined(__clang__)
 /* Before a loop whose arrays are the same or apart, never shifted: it may be vectorized. */
 #define DVM_ELEMENTWISE _Pragma("clang loop vectorize(assume_safety)")

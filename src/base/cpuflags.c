@@ -29,7 +29,12 @@ uint32_t dvm_cpu_flags(void) {
     return f;
 }
 #elif defined(__aarch64__)
-uint32_t dvm_cpu_flags(void) { return DVM_CPU_NEON; }
+#include <sys/auxv.h>
+
+uint32_t dvm_cpu_flags(void) {
+    enum { BF16 = 1 << 14 }; /* HWCAP2_BF16, which older headers lack */
+    return DVM_CPU_NEON | (getauxval(AT_HWCAP2) & BF16 ? DVM_CPU_NEON_BF16 : 0);
+}
 #else
 uint32_t dvm_cpu_flags(void) { return 0; }
 #endif

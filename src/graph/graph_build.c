@@ -771,6 +771,8 @@ dvm_status dvm_graph_section(struct dvm_graph *g, dvm_kind kind, uint32_t flags)
     if (kind != DVM_VECTOR && kind != DVM_CUBE && kind != DVM_MIX &&
         !(g->kind == DVM_SEQ && kind == DVM_PARALLEL))
         AT_FAIL(KIND, "a section cannot be of kind %d", (int)kind);
+    if (flags & UINT16_MAX & ~(uint32_t)(DVM_DYN | DVM_UNIFY_WS | DVM_SPEC | DVM_STRICT))
+        AT_FAIL(ARG, "unknown section flags 0x%x", flags & UINT16_MAX);
     if (g->section.n >= UINT16_MAX) AT_FAIL(LIMIT, "too many sections");
     AT_TRY(DVM_VEC_RESERVE(&g->mem, g->section, 2));
     /* Nodes before the first call of a speculative graph are its first section, without a limit of threads. */

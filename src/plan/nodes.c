@@ -264,6 +264,39 @@ static uint32_t size_const(struct planner *p, const struct pnode *n) {
     return c;
 }
 
+static const struct dvm_shape *known_shape(const struct planner *p, dvm_ref r) {
+    return &p->shape.p[p->node.p[p->pref[r]].shape];
+}
+
+/* The product whose sum node n adds `to`, or 0. */
+static dvm_ref product_of(const struct dvm_graph *g, const struct dvm_node *n, dvm_ref to) {
+    if (n->op != DVM_OP_ADD) return 0;
+    dvm_ref r = n->in[n->in[0] == to];
+    while (g->node.p[r].op == DVM_OP_CAST) r = g->node.p[r].in[0];
+    return dvm_is_product(g->node.p[r].op) ? r : 0;
+}
+
+/* What cannot be broadcast on its way into the sum of a product is its bias (graph_matmul.c): the factors' shapes belong to the
+ * text, as where all sizes are known while building. */
+static dvm_status with_factors(const struct planner *p, dvm_ref r, dvm_status st) {
+    const struct dvm_graph *g = p->g;
+    char sa[256], sb[256];
+    if (g->node.p[r].op != DVM_OP_BROADCAST) return st;
+    for (dvm_ref on = r, i = r + 1; i < g->node.n; i++) {
+        const struct dvm_node *n = &g->node.p[i];
+        bool uses = false;
+        for (int j = 0; j < n->nin; j++) uses |= n->in[j] == on;
+        dvm_ref f = uses ? product_of(g, n, on) : 0;
+        if (f && f < r)
+            return dvm_err_context(
+                st, "the bias of a product of operands of shapes %s and %s: ",
+                dvm_shape_str(known_shape(p, g->node.p[f].in[0]), sa, sizeof sa),
+                dvm_shape_str(known_shape(p, g->node.p[f].in[1]), sb, sizeof sb));
+        if (uses) on = i;
+    }
+    return st;
+}
+
 dvm_status dvm_plan_nodes(struct planner *p) {
     const struct dvm_graph *g = p->g;
     p->pref = dvm_arena_new(p->a, sizeof *p->pref * g->node.n);
@@ -278,7 +311,7 @@ dvm_status dvm_plan_nodes(struct planner *p) {
         n.at = attrs(p, nd);
         if (!n.at) return dvm_graph_blame(g, r, p->st);
         dvm_status st = infer(p, nd, n.at, &n);
-        if (st != DVM_OK) return dvm_graph_blame(g, r, st);
+        if (st != DVM_OK) return dvm_graph_blame(g, r, with_factors(p, r, st));
         int cls = dvm_op_table[nd->op].cls;
         for (int i = 0; dvm_is_product(nd->op) && i < nd->nin; i++)
             if (!(n.in[i] = dvm_plan_factor(p, n.in[i]))) return DVM_ERR_NOMEM;

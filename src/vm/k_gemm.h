@@ -6,7 +6,7 @@
  *   A, pairs   row r at a + r * KC / 2:      32-bit words {a[r][2p] in the high half, a[r][2p + 1] in the low half}
  *   B, f32     strips of nr columns:         b[strip][k][nr]
  *   B, pairs   strips of nr columns:         b[strip][k / 2][nr], words as above
- * Columns of a strip beyond n, and the second element of the last pair of an odd k, are zeros. */
+ * Columns of a strip beyond n are zeros, and so is the second element of the last pair of an odd k: -0 in A, 0 in B. */
 #ifndef DVM_VM_K_GEMM_H
 #define DVM_VM_K_GEMM_H
 #include <dvm/dvm.h>
@@ -44,8 +44,10 @@ struct dvm_k_gemm {
      * operands are in the cache; then m may be any number, and nr columns are computed. */
     void (*f32)(int m, int n, int64_t k, const float *a, int64_t ars, int64_t acs, const float *b,
                 int64_t bs, float *c, int64_t ldc, bool first, const char *next, int64_t step);
-    /* The same from pairs with the bf16 dot instruction: NULL where the level has none. Same bits as f32 as long as no
-     * denormal number and no infinity arises (gemm_block.c proves that from the exponents). */
+    /* The same from pairs with instructions that multiply bf16: NULL where the level has none. The dot instruction of x86 gives
+     * the bits of f32 as long as no denormal number and no infinity arises (gemm_block.c proves that from the exponents); the
+     * multiply-adds of AArch64 always do: exact. */
+    bool exact;
     void (*bf16)(int m, int n, int64_t pairs, const uint32_t *a, const uint32_t *b, float *c,
                  int64_t ldc, bool first, const char *next, int64_t step);
 
@@ -74,6 +76,15 @@ struct dvm_k_gemm {
     void (*lanes_k1)(const float *a, const struct dvm_k_block *b, float *c, bool first);
     void (*lanes_n1)(const float *a, const struct dvm_k_block *b, float *lane, int64_t pitch);
     void (*lanes_fold)(float *c, int64_t n, const float *lane, int64_t pitch, bool first);
+
+    /* stream_* and lanes_* where B is bf16 and the floats of a are bf16 too, with instructions that multiply these. NULL where
+     * the level has none. */
+    void (*stream_bf16_n1)(int m, const float *a, int64_t ars, const struct dvm_k_block *b,
+                           float *c, int64_t ldc, float *tmp, bool first);
+    void (*stream_bf16_k1)(int m, const float *a, int64_t ars, const struct dvm_k_block *b,
+                           float *c, int64_t ldc, bool first);
+    void (*lanes_bf16_k1)(const float *a, const struct dvm_k_block *b, float *c, bool first);
+    void (*lanes_bf16_n1)(const float *a, const struct dvm_k_block *b, float *lane, int64_t pitch);
 
     /* Stores m x n floats, each plus bias[j] unless bias is NULL, rounded once to t. */
     void (*store)(char *d, int64_t rs, int64_t cs, dvm_dtype t, const float *c, int64_t ldc,

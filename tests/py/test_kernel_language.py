@@ -893,6 +893,52 @@ def test_seq(rng):
         dvm.PyKernel("split").seq_add(0)
 
 
+def test_flags_and_kinds_that_are_none(rng):
+    """Flags behind a kind in words count; what is no flag, kind or mode is refused there."""
+    x = normal(rng, 6, 4)
+    k = dvm.PyKernel("seq")
+    k.seq_add("vector:unify_ws", k.F_PRIV1)
+    a = declare(k, x)
+    k.store(k.exp(a))
+    assert "unify_ws" in k.graph_text()
+    for ktype, flags, error, text in (
+        ("vector:uni_ws", 0, dvm.KindError, "did you mean unify_ws"),
+        ("vectr", 0, dvm.KindError, "did you mean vector"),
+        ("vector:xyz", 0, dvm.KindError, "flags are dyn, unify_ws"),
+        ("seq", 0, dvm.KindError, "cannot be of type"),
+        (1.0, 0, dvm.ArgumentError, "ktype is an integer"),
+        (True, 0, dvm.ArgumentError, "ktype is an integer"),
+        (0, 8, dvm.ArgumentError, r"F_DYN \(1\).*given 8"),
+        (0, -1, dvm.ArgumentError, "given -1"),
+        (0, 1 << 40, dvm.ArgumentError, "flags are a sum of"),
+        (0, "dyn", dvm.ArgumentError, "flags is an integer, given 'dyn'"),
+        (0, 1.0, dvm.ArgumentError, "flags is an integer"),
+    ):
+        for add in (dvm.PyKernel("seq").seq_add, dvm.PyKernel("parallel").parallel_add):
+            with pytest.raises(error, match=text):
+                add(ktype, flags)
+    k = dvm.PyKernel("split")
+    m = declare(k, x)
+    index = k.load([2], "int64")
+    for mode in (2, -1, "slice", 0.0, True):
+        with pytest.raises(dvm.ArgumentError, match="gather_mode"):
+            k.gather(m, index, 0, mode)
+        with pytest.raises(dvm.ArgumentError, match="gather_mode"):
+            k.gather_load([6, 4], index, "float32", 0, mode)
+    for call in (
+        lambda: k.matmul(m, m, "no", True),
+        lambda: k.matmul(m, m, m),
+        lambda: k.matmul(m, m, False, 2),
+        lambda: k.grouped_matmul(m, m, None, False, None, index),
+        lambda: k.grouped_matmul(m, m, False, False, None, index, 3),
+        lambda: k.grouped_matmul(m, m, False, False, None, index, 0.0),
+        lambda: k.grouped_matmul(m, m, False, False, None, index, 0, "size"),
+    ):
+        with pytest.raises(dvm.ArgumentError, match=r"trans_[ab]|group_(list_)?type"):
+            call()
+    k.matmul(m, m, np.True_, 0)
+
+
 def test_spec_next(rng):
     x = normal(rng, 16, 128)
     k = dvm.PyKernel("vector:spec")

@@ -419,6 +419,58 @@ def test_errors_name_both_shapes():
         k.grouped_matmul(a, load(3, 5, 6))
 
 
+@pytest.mark.parametrize("kind", ["split:dyn", "mix:dyn", "split:dyn,priv1"])
+def test_errors_at_run_time_name_the_shapes(rng, kind):
+    """Sizes, ranks and dtypes that only the arguments tell."""
+    F, G = "float32", "int64"
+    mm = lambda k, a, b, c=None: k.matmul(a, b, False, False, c)
+
+    def gm(group, form):
+        return lambda k, a, b, g, c=None: k.grouped_matmul(a, b, False, False, c, g, group, form)
+
+    def says(build, shapes, error, text, dtypes=None, lists=None):
+        k = dvm.PyKernel(kind)
+        types = dtypes or [F, F] + ([G] if lists is not None else []) + [F]
+        loads = []
+        for shape, t in zip(shapes, types, strict=False):
+            v = k.load([-1] * len(shape), t)
+            loads.append(v)
+            a = np.array(lists, I64) if t == G else normal(rng, *shape).astype(t)
+            k.input(v, a)
+        with pytest.raises(error, match=text):
+            out = k.store(build(k, *loads))
+            k.run()
+            k.output(out)
+
+    S, D, R = dvm.ShapeError, dvm.DTypeError, dvm.OutOfRangeError
+    says(mm, [(2, 3), (4, 5)], S, r"\[2, 3\] and \[4, 5\].*3 and 4")
+    says(mm, [(2, 3, 4), (3, 4, 6)], S, r"\[2, 3, 4\] and \[3, 4, 6\]")
+    says(mm, [(2, 3), (3,)], S, r"2 axes")
+    says(mm, [(2, 3), (3, 7), (5,)], S, r"\[2, 3\] and \[3, 7\].*\[5\].*\[7\]")
+    says(mm, [(2, 2, 3), (3, 7), (8,)], S, r"\[2, 2, 3\] and \[3, 7\].*\[8\].*\[7\]")
+    says(mm, [(2, 3), (3, 7), (2, 7)], S, r"\[2, 7\] to \[7\]|bias of shape \[\?, \?\]")
+    says(mm, [(2, 3), (3, 7)], D, r"f32 and f16", [F, "float16"])
+    one = [(8, 5), (2, 5, 3), (2,)]
+    for list_, form in (
+        ([5, 4], 0),
+        ([3, 9], 0),
+        ([-1, 4], 0),
+        ([3, 6], 1),
+        ([-1, 4], 1),
+        ([2**62, 2**62], 1),
+    ):
+        says(gm(0, form), one, R, r"8 x 5 and 5 x 3", lists=list_)
+        says(gm(2, form), [(5, 8), (8, 3), (2,)], R, r"5 x 8 and 8 x 3", lists=list_)
+    says(gm(0, 0), [(8, 5), (2, 4, 3), (2,)], S, r"\[8, 5\] and \[2, 4, 3\].*5 and 4", lists=[1, 2])
+    says(
+        gm(0, 0), [(8, 5), (3, 5, 3), (2,)], S, r"\[8, 5\] and \[3, 5, 3\].*2 groups", lists=[1, 2]
+    )
+    says(gm(0, 0), [*one, (2, 4)], S, r"\[8, 5\] and \[2, 5, 3\].*\[2, 4\].*\[2, 3\]", lists=[1, 2])
+    says(gm(0, 1), [*one, (3, 3)], S, r"\[8, 5\] and \[2, 5, 3\].*\[3, 3\].*\[2, 3\]", lists=[1, 2])
+    says(gm(0, 0), [(8, 5), (5, 3), (2,)], S, r"ranks", lists=[1, 2])
+    says(gm(2, 0), [(5, 8), (7, 3), (2,)], S, r"\[5, 8\] and \[7, 3\].*8 and 7", lists=[1, 2])
+
+
 def declare(kind):
     k = dvm.Kernel(kind)
     return k, k.load([4, 5], "float32"), k.load([5, 6], "float32"), k.load([6, 5], "float32")

@@ -14,15 +14,15 @@
 
 /* ---- levels */
 
-/* The order of additions and the single roundings that gemm.h relies on are the manufacturers' description of the dot
- * instruction; a processor or emulator that does otherwise is found here. */
-static bool dot_behaves(const struct dvm_k_gemm *k) {
+/* The order of additions and the single roundings that gemm.h relies on are the manufacturers' description of the
+ * instructions; a processor or emulator that does otherwise is found here. The numbers are those of `mask`. */
+static bool behaves(const struct dvm_k_gemm *k, uint32_t mask, uint32_t set) {
     enum { P = 32 };
     uint32_t a[P], b[P * DVM_GEMM_MAX_NR], x = 1;
     float af[2 * P], bf[2 * P * DVM_GEMM_MAX_NR], c[DVM_GEMM_MAX_NR], d[DVM_GEMM_MAX_NR];
     for (int i = 0; i < P * k->nr + P; i++) {
         x = x * 1664525 + 1013904223;
-        uint32_t w = (x & 0x81ff81ff) | 0x3e003e00;
+        uint32_t w = (x & mask) | set;
         if (i < P)
             a[i] = w;
         else
@@ -34,6 +34,10 @@ static bool dot_behaves(const struct dvm_k_gemm *k) {
     k->f32(1, k->nr, (int64_t)2 * P, af, 2 * P, 1, bf, k->nr, d, k->nr, true, (char *)a, 0);
     return memcmp(c, d, (size_t)k->nr * 4) == 0;
 }
+/* Numbers near 1; and, of instructions that may meet them, those whose products are denormal. */
+static bool dot_behaves(const struct dvm_k_gemm *k) {
+    return behaves(k, 0x81ff81ff, 0x3e003e00) && (!k->exact || behaves(k, 0x9fff9fff, 0x08000800));
+}
 
 static int64_t now_ns(void) {
     struct timespec t;
@@ -41,7 +45,7 @@ static int64_t now_ns(void) {
     return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
 }
 /* Zen does a dot product of pairs where it does a multiply-add; Sapphire Rapids does one in the time of four (82 GF beside
- * 159 GF). Some microseconds, least of a few turns. */
+ * 159 GF). AArch64 does one multiply-add in either case, and reads half the bytes. Some microseconds, least of a few turns. */
 static bool dot_is_slow(const struct dvm_k_gemm *k) {
     enum { PAIRS = 64, MR = 12, NR = 32, TURNS = 5 };
     uint32_t zero[PAIRS * 2 * NR] = {0}, rows[MR * DVM_GEMM_KC] = {0};
@@ -49,14 +53,14 @@ static bool dot_is_slow(const struct dvm_k_gemm *k) {
     int64_t dot = INT64_MAX, fma = INT64_MAX;
     for (int i = 0; i < TURNS; i++) {
         int64_t t0 = now_ns();
-        k->bf16(MR, NR, PAIRS, rows, zero, c, NR, true, (const char *)c, 0);
+        k->bf16(k->mr, k->nr, PAIRS, rows, zero, c, NR, true, (const char *)c, 0);
         int64_t t1 = now_ns();
-        k->f32(MR, NR, (int64_t)2 * PAIRS, (const float *)(const void *)rows, DVM_GEMM_KC, 1,
-               (const float *)(const void *)zero, NR, c, NR, true, (const char *)c, 0);
+        k->f32(k->mr, k->nr, (int64_t)2 * PAIRS, (const float *)(const void *)rows, DVM_GEMM_KC, 1,
+               (const float *)(const void *)zero, k->nr, c, NR, true, (const char *)c, 0);
         dot = DVM_MIN(dot, t1 - t0);
         fma = DVM_MIN(fma, now_ns() - t1);
     }
-    return dot > fma;
+    return dot > fma + (k->exact ? fma / 4 : 0);
 }
 
 /* A tile of TN columns needs about 1 MiB: its blocks of A and B, its sums, and what is fetched ahead. */
@@ -76,7 +80,8 @@ dvm_status dvm_gemm_isa(const char *isa, struct dvm_gemm_isa *out) {
     if (!strcmp(dev.isa, "avx2")) out->k = &dvm_k_gemm_avx2;
     if (!strcmp(dev.isa, "avx512")) out->k = &dvm_k_gemm_avx512;
 #endif
-    if (out->k->bf16 && (dvm_cpu_flags() & DVM_CPU_AVX512_BF16)) out->dot = dot_behaves(out->k);
+    if (out->k->bf16 && (dvm_cpu_flags() & (DVM_CPU_AVX512_BF16 | DVM_CPU_NEON_BF16)))
+        out->dot = dot_behaves(out->k);
     if (out->dot) out->dot_is_slow = dot_is_slow(out->k);
     out->narrow = has_small_cache();
     return DVM_OK;

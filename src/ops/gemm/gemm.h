@@ -16,9 +16,10 @@
  * in fp32, operands widened to fp32 exactly; K = 0 gives 0. dvm_gemm_ref is these loops. One chain would leave a row waiting for
  * each multiply-add, and vectors would have to be turned where K is contiguous. The caller says which order holds, from shapes
  * alone (plan/matmul.c). Only the payload and sign of a
- * NaN are open. The bf16 dot instruction computes fma(a_even, b_even, fma(a_odd, b_odd, s)) and flushes denormals; with
+ * NaN are open. The bf16 dot instruction of x86 computes fma(a_even, b_even, fma(a_odd, b_odd, s)) and flushes denormals; with
  * the earlier k in the odd half it is this very chain, and it is used only for blocks whose exponents show that no
- * denormal and no overflow can arise. So there is no separate fast mode.
+ * denormal and no overflow can arise. AArch64 widens and multiplies by f32's rules (BFMLALB, BFMLALT), so pairs are the chain
+ * there for all numbers. So there is no separate fast mode.
  *
  * Tiles: C is cut into tiles of at most TM x TN elements or, where M or N is small enough to stream the other operand,
  * of all rows (columns) and at most TN_MAX columns (rows). The cut depends on sizes, dtypes, prologues and on which
@@ -100,7 +101,7 @@ struct dvm_gemm {
  * not above DVM_ISA. */
 struct dvm_gemm_isa {
     const struct dvm_k_gemm *k;
-    bool dot;         /* the bf16 dot instruction is there and behaves */
+    bool dot;         /* instructions that multiply bf16 are there and behave */
     bool dot_is_slow; /* and takes longer than multiply-adds of f32, which give the same bits */
     bool narrow;      /* the core's second-level cache is small: tiles of a quarter of TN columns */
 };

@@ -10,7 +10,7 @@
 
 enum { KC = DVM_GEMM_KC };
 
-/* bf16 pairs go through the dot instruction, which flushes denormals, only if none can arise. With the exponent fields
+/* bf16 pairs go through the dot instruction of x86, which flushes denormals, only if none can arise. With the exponent fields
  * at least la and lb, every product, hence every sum, is a multiple of 2^(la - 134) 2^(lb - 134): normal or zero if
  * la + lb >= 142. With fields at most ha and hb no product reaches 2^128 if ha + hb <= 379; 255 is infinity or NaN. */
 static bool dot_is_exact(struct dvm_k_range a, struct dvm_k_range b) {
@@ -205,7 +205,7 @@ static void multiply_tile(const struct gemm_run *r, const struct gemm_ws *ws, in
         t.next = s && s->b ? ahead_of(t.b, 0, 0, 0) : next_b(r, it, !s, &t);
         if (!r->pairs)
             multiply_f32(r->k, &t);
-        else if (dot_is_exact(t.ra, t.rb))
+        else if (r->k->exact || dot_is_exact(t.ra, t.rb))
             multiply_pairs(r->k, &t);
         else
             multiply_wide(r->k, ws, &t);

@@ -61,7 +61,7 @@ struct gemm_ws {
 struct gemm_run {
     const struct dvm_gemm *g;
     const struct dvm_k_gemm *k;
-    bool pairs; /* both operands are bf16 in memory and the dot instruction is there */
+    bool pairs; /* both operands are bf16 in memory and multiplied as such */
     struct gemm_host host;
     struct gemm_room room;
     char *ws; /* of the threads */

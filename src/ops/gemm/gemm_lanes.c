@@ -69,11 +69,14 @@ static struct dvm_k_block stage_rows(const struct part *p, const struct dvm_k_bl
     return (struct dvm_k_block){(char *)x, LANE_STAGE_N * 4, 4, rows, t->cols, DVM_F32};
 }
 
+/* Are factors read as bf16? */
+static bool half(const struct gemm_run *r) { return r->pairs && r->k->lanes_bf16_k1; }
+
 static void by_rows(const struct part *p, const struct dvm_k_block *t, bool staged) {
     const float *a = p->ws->a;
     float *lane = p->ws->y;
     memset(lane, 0, (size_t)(DVM_GEMM_LANES * p->pitch) * 4);
-    if (!staged) p->r->k->lanes_n1(a, t, lane, p->pitch);
+    if (!staged) (half(p->r) ? p->r->k->lanes_bf16_n1 : p->r->k->lanes_n1)(a, t, lane, p->pitch);
     for (int64_t k = 0; staged && k < p->kc; k += LANE_ROWS) {
         struct dvm_k_block s = stage_rows(p, t, k, DVM_MIN(p->kc - k, LANE_ROWS));
         p->r->k->lanes_n1(a + k, &s, lane, p->pitch);
@@ -108,7 +111,8 @@ static void multiply(struct part *p, int64_t m, int64_t n) {
         if (v.swap && g->pack_a)
             by_made_columns(p, t.cols);
         else if (!staged && t.rs == gemm_size(t.t))
-            p->r->k->lanes_k1(p->ws->a, &t, p->c, p->k0 == 0);
+            (half(p->r) ? p->r->k->lanes_bf16_k1 : p->r->k->lanes_k1)(p->ws->a, &t, p->c,
+                                                                      p->k0 == 0);
         else
             by_rows(p, &t, staged);
     }

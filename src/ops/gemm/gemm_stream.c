@@ -48,14 +48,17 @@ enum { COLUMNS = 16 };
 static void stream(const struct gemm_run *r, const struct gemm_ws *ws, int thread,
                    const struct gemm_item *it, const struct view *v, int64_t r0, int64_t c0,
                    struct dvm_k_block t, float *c, int64_t ldc) {
+    const struct dvm_k_gemm *k = r->k;
+    bool by_rows = t.cs == gemm_size(t.t), half = r->pairs && k->stream_bf16_n1;
     int few = (int)v->s.rows;
     for (int64_t k0 = 0; k0 < it->k; k0 += DVM_GEMM_KC, t.p += DVM_GEMM_KC * t.rs) {
         t.rows = DVM_MIN(it->k - k0, DVM_GEMM_KC);
         pack_small(r, ws, thread, it, v, r0, c0, k0, t.rows);
-        if (t.cs == gemm_size(t.t))
-            r->k->stream_n1(few, ws->a, DVM_GEMM_KC, &t, c, ldc, ws->y, k0 == 0);
+        if (by_rows)
+            (half ? k->stream_bf16_n1 : k->stream_n1)(few, ws->a, DVM_GEMM_KC, &t, c, ldc, ws->y,
+                                                      k0 == 0);
         else
-            r->k->stream_k1(few, ws->a, DVM_GEMM_KC, &t, c, ldc, k0 == 0);
+            (half ? k->stream_bf16_k1 : k->stream_k1)(few, ws->a, DVM_GEMM_KC, &t, c, ldc, k0 == 0);
     }
 }
 

@@ -205,6 +205,11 @@ DVM_INLINE void vu_store(void *p, uint32_t u) { memcpy(p, &u, 4); }
 #define vf_load_f16(p) dvm_f16_to_f32(*(p))
 #endif
 enum { NR = W * NV };
+#if defined(__aarch64__)
+enum { EXACT = true }; /* bf16 products are f32's for all numbers */
+#else
+enum { EXACT = false };
+#endif
 static_assert(DVM_GEMM_MAX_NR % NR == 0, "pitch of C");
 
 DVM_INLINE const uint16_t *u16_at(const char *p) { return (const uint16_t *)(const void *)p; }
@@ -399,8 +404,6 @@ static void gemm_bf16(int m, int n, int64_t pairs, const uint32_t *a, const uint
 #undef WHOLE
 #undef HALF
 }
-#else
-#define gemm_bf16 NULL
 #endif
 
 /* ---- transposes of 32-bit words */
@@ -592,6 +595,7 @@ struct seen {
 };
 DVM_INLINE struct seen seen_none(void) { return (struct seen){vu_set1(0xffffffff), vu_set1(0)}; }
 DVM_INLINE vu see(struct seen *e, vu words) {
+    if (EXACT) return words; /* no one asks */
     vu m = vu_twice16(words);
     e->small = vu_min16(e->small, vu_less16(m));
     e->large = vu_max16(e->large, m);
@@ -613,28 +617,32 @@ static struct dvm_k_range seen_range(const struct seen *e) {
                                 (uint8_t)(most >> 8)};
 }
 
+/* What stands beyond an odd k: a product of -0, which changes no sum, not even one that underflowed to -0. */
+enum { PAD_A = 0x8000, PAD_B = 0 };
+
 /* n elements of a contiguous row to (n + 1) / 2 words. */
-DVM_INLINE void swap_row(struct seen *e, uint32_t *d, const char *s, int64_t n) {
+DVM_INLINE void swap_row(struct seen *e, uint32_t *d, const char *s, int64_t n, uint16_t pad) {
     int64_t p = n / 2, i = 0;
     for (; i + W <= p; i += W) {
         vu w = vu_load((const uint32_t *)(const void *)(s + i * 4));
         vu_store(d + i, see(e, vu_swap(w)));
     }
     for (; i < p; i++) d[i] = see_one(e, pair(u16_at(s)[2 * i], u16_at(s)[2 * i + 1]));
-    if (n & 1) d[p] = see_one(e, pair(u16_at(s)[n - 1], 0));
+    if (n & 1) d[p] = see_one(e, pair(u16_at(s)[n - 1], pad));
 }
-/* n words from two contiguous rows; b NULL: zeros. */
-DVM_INLINE void zip_row(struct seen *e, uint32_t *d, const char *a_, const char *b_, int64_t n) {
+/* n words from two contiguous rows; b NULL: pad. */
+DVM_INLINE void zip_row(struct seen *e, uint32_t *d, const char *a_, const char *b_, int64_t n,
+                        uint16_t pad) {
     const uint16_t *a = u16_at(a_), *b = u16_at(b_);
     int64_t j = 0;
     for (; j + W <= n; j += W) {
         vu high = vu_of(vf_load_bf16(a + j));
-        vu_store(d + j, see(e, b ? vu_or(high, vu_load16(b + j)) : high));
+        vu_store(d + j, see(e, vu_or(high, b ? vu_load16(b + j) : vu_set1(pad))));
     }
-    for (; j < n; j++) d[j] = see_one(e, pair(a[j], b ? b[j] : 0));
+    for (; j < n; j++) d[j] = see_one(e, pair(a[j], b ? b[j] : pad));
 }
-DVM_INLINE uint16_t half_at(const struct dvm_k_block *s, int64_t i, int64_t j) {
-    return i < s->rows && j < s->cols ? *u16_at(s->p + i * s->rs + j * s->cs) : 0;
+DVM_INLINE uint16_t half_at(const struct dvm_k_block *s, int64_t i, int64_t j, uint16_t pad) {
+    return i < s->rows && j < s->cols ? *u16_at(s->p + i * s->rs + j * s->cs) : pad;
 }
 
 enum { PAIR_ROWS = 16 };
@@ -647,7 +655,7 @@ static void col_pairs_cross(struct seen *e, uint32_t *d, int64_t pitch,
             int64_t r = DVM_MIN(s->rows - i, 256), c = DVM_MIN(s->cols - j, 2 * PAIR_ROWS);
             const char *p = s->p + i * s->rs + j * s->cs;
             for (int64_t l = 0; l < c; l += 2, p += 2 * s->cs)
-                zip_row(e, buf + l / 2 * 256, p, l + 1 < c ? p + s->cs : NULL, r);
+                zip_row(e, buf + l / 2 * 256, p, l + 1 < c ? p + s->cs : NULL, r, PAD_A);
             transpose(d + i * pitch + j / 2, pitch, buf, 256, (c + 1) / 2, r);
         }
 }
@@ -655,13 +663,14 @@ static struct dvm_k_range col_pairs(uint32_t *d, int64_t pitch, const struct dvm
     struct seen e = seen_none();
     if (s->cs == 2) {
         for (int64_t i = 0; i < s->rows; i++)
-            swap_row(&e, d + i * pitch, s->p + i * s->rs, s->cols);
+            swap_row(&e, d + i * pitch, s->p + i * s->rs, s->cols, PAD_A);
     } else if (s->rs == 2) {
         col_pairs_cross(&e, d, pitch, s);
     } else {
         for (int64_t i = 0; i < s->rows; i++)
             for (int64_t j = 0; j < s->cols; j += 2)
-                d[i * pitch + j / 2] = see_one(&e, pair(half_at(s, i, j), half_at(s, i, j + 1)));
+                d[i * pitch + j / 2] =
+                    see_one(&e, pair(half_at(s, i, j, PAD_A), half_at(s, i, j + 1, PAD_A)));
     }
     return seen_range(&e);
 }
@@ -675,11 +684,11 @@ static void row_pairs_contig(struct seen *e, uint32_t *d, int64_t strip,
         for (; q && j + NR <= s->cols; j += NR, row += strip) {
             fetch_ahead(p + j * 2, s->rs, NR * 2);
             fetch_ahead(q + j * 2, s->rs, NR * 2);
-            zip_row(e, row, p + j * 2, q + j * 2, NR);
+            zip_row(e, row, p + j * 2, q + j * 2, NR, PAD_B);
         }
         for (; j < s->cols; j += NR, row += strip) {
             int64_t n = DVM_MIN(s->cols - j, NR);
-            zip_row(e, row, p + j * 2, q ? q + j * 2 : NULL, n);
+            zip_row(e, row, p + j * 2, q ? q + j * 2 : NULL, n, PAD_B);
             for (int64_t l = n; l < NR; l++) row[l] = 0;
         }
     }
@@ -694,7 +703,7 @@ static void row_pairs_cross(struct seen *e, uint32_t *d, int64_t strip,
         for (int64_t j = 0; j < gemm_strips(s->cols) * NR; j += H) {
             int64_t r = DVM_MIN(s->rows - i, 2 * R), have = DVM_MIN(s->cols - j, H);
             const char *p = s->p + i * s->rs + j * s->cs;
-            for (int64_t l = 0; l < have; l++) swap_row(e, buf + l * R, p + l * s->cs, r);
+            for (int64_t l = 0; l < have; l++) swap_row(e, buf + l * R, p + l * s->cs, r, PAD_B);
             for (int64_t l = DVM_MAX(have, 0); l < H; l++) memset(buf + l * R, 0, R * 4);
             transpose(d + j / NR * strip + j % NR + i / 2 * NR, NR, buf, R, H, (r + 1) / 2);
         }
@@ -709,7 +718,7 @@ static struct dvm_k_range row_pairs(uint32_t *d, int64_t strip, const struct dvm
         for (int64_t i = 0; i < s->rows; i += 2)
             for (int64_t j = 0; j < gemm_strips(s->cols) * NR; j++)
                 d[i / 2 * NR + j / NR * strip + j % NR] =
-                    see_one(&e, pair(half_at(s, i, j), half_at(s, i + 1, j)));
+                    see_one(&e, pair(half_at(s, i, j, PAD_B), half_at(s, i + 1, j, PAD_B)));
     }
     return seen_range(&e);
 }
@@ -857,6 +866,20 @@ DVM_INLINE void k1_part(const int m, const float *a, int64_t ars, const char *p,
     transpose_block(y, W, x, W);
     for (int64_t u = 0; u < kw; u++) k1_fma(m, a + u, ars, vf_of(vu_load(y + u * W)), acc);
 }
+/* What whole vectors leave of a group of columns, from k on; its sums to c. */
+DVM_INLINE void k1_rest(const int m, const float *a, int64_t ars, const struct dvm_k_block *b,
+                        int64_t j, int64_t k, int64_t have, vf acc[4], float *c, int64_t ldc,
+                        bool first, dvm_dtype t) {
+    const char *p = b->p + j * b->cs;
+    for (; k < b->rows; k += W)
+        k1_part(m, a + k, ars, p + k * size_of(t), b->cs, have, DVM_MIN(b->rows - k, W), acc, t);
+    for (int r = 0; r < m; r++) {
+        float *at = c + r * ldc + j, old[W] = {0};
+        if (!first) memcpy(old, at, (size_t)have * 4);
+        if (!first) acc[r] = vf_add(vf_load(old), acc[r]);
+        vf_store_part(at, acc[r], have);
+    }
+}
 DVM_INLINE void k1_group(const int m, const float *a, int64_t ars, const struct dvm_k_block *b,
                          int64_t j, float *c, int64_t ldc, bool first, dvm_dtype t) {
     int64_t have = DVM_MIN(b->cols - j, W), step = t == DVM_BF16 ? 2 * W : W, k = 0;
@@ -866,14 +889,7 @@ DVM_INLINE void k1_group(const int m, const float *a, int64_t ars, const struct 
     if (have == W)
         for (; k + step <= b->rows; k += step)
             k1_whole(m, a + k, ars, p + k * size_of(t), b->cs, acc, t);
-    for (; k < b->rows; k += W)
-        k1_part(m, a + k, ars, p + k * size_of(t), b->cs, have, DVM_MIN(b->rows - k, W), acc, t);
-    for (int r = 0; r < m; r++) {
-        float *at = c + r * ldc + j, old[W] = {0};
-        if (!first) memcpy(old, at, (size_t)have * 4);
-        if (!first) acc[r] = vf_add(vf_load(old), acc[r]);
-        vf_store_part(at, acc[r], have);
-    }
+    k1_rest(m, a, ars, b, j, k, have, acc, c, ldc, first, t);
 }
 DVM_INLINE void k1_block(const int m, const float *a, int64_t ars, const struct dvm_k_block *b,
                          float *c, int64_t ldc, bool first, dvm_dtype t) {
@@ -948,25 +964,30 @@ DVM_INLINE void lanes_cols(const int nc, const float *a, const char *p, int64_t 
         for (int v = 0; v < LV; v++) vf_store(lane + c * LANES + v * W, acc[c][v]);
     }
 }
+/* Sums of W columns in lanes, `have` of them wanted. */
+DVM_INLINE void k1_lanes_fold(const float *lane, int64_t have, float *c, bool first) {
+    float turned[LANES * W], old[W] = {0};
+    vf x[LANES];
+    DVM_UNROLL
+    for (int v = 0; v < LV; v++)
+        transpose_block((uint32_t *)turned + v * W * W, W, (const uint32_t *)lane + v * W, LANES);
+    DVM_UNROLL
+    for (int l = 0; l < LANES; l++) x[l] = vf_load(turned + l * W);
+    vf s = lanes_sum(x);
+    if (!first) memcpy(old, c, (size_t)have * 4);
+    if (!first) s = vf_add(vf_load(old), s);
+    vf_store_part(c, s, have);
+}
 DVM_INLINE void k1_lanes(const float *a, const struct dvm_k_block *b, float *c, bool first,
                          dvm_dtype t) {
     for (int64_t j = 0; j < b->cols; j += W) {
         int64_t have = DVM_MIN(b->cols - j, W), i = 0;
-        float lane[W * LANES] = {0}, turned[LANES * W], old[W] = {0};
-        vf x[LANES];
+        float lane[W * LANES] = {0};
         const char *p = b->p + j * b->cs;
         for (; i + LC <= have; i += LC)
             lanes_cols(LC, a, p + i * b->cs, b->cs, b->rows, lane + i * LANES, t);
         for (; i < have; i++) lanes_cols(1, a, p + i * b->cs, b->cs, b->rows, lane + i * LANES, t);
-        DVM_UNROLL
-        for (int v = 0; v < LV; v++)
-            transpose_block((uint32_t *)turned + v * W * W, W, (uint32_t *)lane + v * W, LANES);
-        DVM_UNROLL
-        for (int l = 0; l < LANES; l++) x[l] = vf_load(turned + l * W);
-        vf s = lanes_sum(x);
-        if (!first) memcpy(old, c + j, (size_t)have * 4);
-        if (!first) s = vf_add(vf_load(old), s);
-        vf_store_part(c + j, s, have);
+        k1_lanes_fold(lane, have, c + j, first);
     }
 }
 static void lanes_k1(const float *a, const struct dvm_k_block *b, float *c, bool first) {
@@ -1035,6 +1056,14 @@ static void lanes_fold(float *c, int64_t n, const float *lane, int64_t pitch, bo
     }
 }
 
+/* ---- bf16 */
+
+#if defined(__ARM_NEON) && defined(__aarch64__)
+#include "vm/cpu/k_gemm_neon.h"
+#elif !defined(__AVX512F__)
+#define gemm_bf16 NULL
+#endif
+
 /* ---- results */
 
 DVM_INLINE void store_one(char *d, dvm_dtype t, float f) {
@@ -1076,6 +1105,7 @@ const struct dvm_k_gemm K_TABLE(gemm) = {
     .nr = NR,
     .f32 = gemm_f32,
     .bf16 = gemm_bf16,
+    .exact = EXACT,
     .rows = rows,
     .col_pairs = col_pairs,
     .row_pairs = row_pairs,
@@ -1087,4 +1117,10 @@ const struct dvm_k_gemm K_TABLE(gemm) = {
     .lanes_fold = lanes_fold,
     .store = store,
     .transpose = transpose,
+#if defined(__ARM_NEON) && defined(__aarch64__)
+    .stream_bf16_n1 = stream_bf16_n1,
+    .stream_bf16_k1 = stream_bf16_k1,
+    .lanes_bf16_k1 = lanes_bf16_k1,
+    .lanes_bf16_n1 = lanes_bf16_n1,
+#endif
 };
