@@ -185,19 +185,15 @@ class Bench:
             "\nPeak memory of a training step, KiB: most bytes that the process holds beyond what it held before"
         )
         for case in cases:
-            peak, kept = {}, 0
+            peak = {}
             for backend in ("eager", "dvm", "inductor") if self.inductor else ("eager", "dvm"):
                 for row in self.worker("torch_memory.py", case, backend, LD_PRELOAD=str(counter)):
-                    peak[backend] = (row["peak"] + row["kept"]) / 1024
-                    kept = max(kept, row["kept"])
+                    peak[backend] = row["peak"] / 1024
             words = "  ".join(f"{b} {kib:.0f}" for b, kib in peak.items())
             ratios = [
                 f"{peak['dvm'] / peak[b]:.2f} x {b}'s" for b in ("eager", "inductor") if b in peak
             ]
-            print(
-                f"  {case:26s} {words}   {', '.join(ratios)}; {kept / 1024:.0f} in the workspace of kernels",
-                flush=True,
-            )
+            print(f"  {case:26s} {words}   {', '.join(ratios)}", flush=True)
             if "inductor" in peak:
                 self.note("memory", case, peak["dvm"] / peak["inductor"])
 

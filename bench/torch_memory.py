@@ -4,8 +4,8 @@ the process holds at most during the step beyond what it held before. Prints a J
     LD_PRELOAD=malloc_peak.so python bench/torch_memory.py "flux fp32" dvm
 
 Gradients, saved values, intermediate values and scratch of every library count. Memory that a backend keeps from call
-to call has to be in the number: DVM's arena is given back before the step, so that the step takes it again, and the
-workspace that its kernels share is added.
+to call has to be in the number: DVM's arena is given back before the step, so that the step takes it again. Its kernels
+keep no workspace behind a run of a graph.
 """
 
 from __future__ import annotations
@@ -17,14 +17,6 @@ import sys
 
 import torch
 import torch_cases
-
-
-def kept_by_kernels() -> int:
-    """Bytes of the workspace that DVM keeps between runs: as large as the largest kernel wants."""
-    import dvm.torch
-
-    kernels = [k for g in dvm.torch.summary().graphs for k in g.functions.values()]
-    return max((k.kobj.stats()["workspace"] for k in kernels), default=0)
 
 
 def main(name: str, backend: str) -> None:
@@ -43,9 +35,7 @@ def main(name: str, backend: str) -> None:
     before = heap.heap_now()
     heap.heap_peak()
     step()
-    row = {"case": name, "backend": backend, "peak": heap.heap_peak() - before, "kept": 0}
-    if backend == "dvm":
-        row["kept"] = kept_by_kernels()
+    row = {"case": name, "backend": backend, "peak": heap.heap_peak() - before}
     print(json.dumps(row))
 
 

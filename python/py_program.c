@@ -21,75 +21,11 @@
  *
  * All of it happens under the GIL except large kernels. A record that another call is using is not shared: that call
  * gets a record and an arena of its own. */
-#include "pydvm.h"
+#include "program.h"
 
 #include <string.h>
 
-enum { RECORDS = 16, ARENAS = 4, ALIGN = 64 };
-
-enum op { OP_RUN, OP_CALL, OP_EMPTY, OP_VIEW };
-enum ref_kind { REF_VALUE, REF_SIZE, REF_NUMBER, REF_ARGUMENT };
-
-/* An argument of a kernel: a value, or a scalar (a computed size, a constant, a number among the arguments). */
-struct ref {
-    uint8_t kind;
-    int index;
-    dvm_number num;
-};
-
-struct dim {
-    int64_t value; /* when size < 0 */
-    int size;      /* number of a computed size, or -1 */
-};
-
-struct buffer {
-    int value, rank, dtype, first, last; /* steps between which it is needed */
-    int64_t itemsize;
-    struct dim dim[2 * DVM_MAX_RANK]; /* sizes, strides */
-};
-
-/* A VIEW; sizes, strides and offset in elements, and the strides that its operand shall have. */
-struct view {
-    int base, rank, base_rank;
-    struct dim dim[3 * DVM_MAX_RANK + 1];
-};
-
-enum { VIEW_NUMBERS = 3 * DVM_MAX_RANK + 1 };
-
-struct step {
-    uint8_t op;
-    bool kept;       /* the result of a CALL belongs to the record */
-    bool fixed;      /* so do all its arguments */
-    bool named;      /* so do all its arguments by name */
-    int result;      /* value, or -1 */
-    int view;        /* of a VIEW */
-    int ndrop, nref; /* drop, ref: slices of the program's tables */
-    int *drop;       /* objects that are not needed after this step */
-    struct ref *ref;
-    PyObject *fn, *args, *kwargs; /* RUN: fn is the Kernel; EMPTY: args are sizes, strides, dtype;
-                                     VIEW: what it is a view of, and struct view */
-};
-
-struct source { /* where a number of the key comes from */
-    int value;
-    uint8_t what; /* 0 size, 1 stride, 2 the number itself */
-    int dim;
-};
-
-struct record {
-    struct record *next;
-    bool busy;
-    int64_t *size; /* the key, then what was computed from it */
-    dvm_arg *arg;  /* of buffers */
-    int64_t *dims; /* behind arg */
-    size_t *offset;
-    size_t planned, naive;
-    uint64_t serial;           /* arena that `kept` and the addresses in `arg` belong to */
-    int64_t *layout;           /* of views: VIEW_NUMBERS each */
-    const void **shown;        /* memory that the kept tensors of views show */
-    PyObject **kept;           /* by value */
-    PyObject **args, **kwargs; /* by step: of EMPTY, and of a CALL when they are fixed */
-};
+enum { RECORDS = 16, ARENAS = 4 };
 
 /* What kernels need to know of an object. */
 struct desc {
@@ -102,25 +38,6 @@ struct frame {
     PyObject **obj;    /* by value */
     struct desc *desc; /* by number of the value among those that kernels touch */
     dvm_arg *arg;      /* of the kernel being run */
-};
-
-struct program {
-    PyObject ob_base;
-    int nvalue, ninput, nbuffer, nstep, nsource, nsize, ndesc, maxarg, nview;
-    int *buffer_of, *desc_of; /* by value, or -1 */
-    bool *written;            /* by value: a kernel writes it */
-    struct buffer *buffer;
-    struct step *step;
-    struct view *view_of;
-    struct source *source;
-    PyObject *result, *sizes;
-    PyTypeObject *slot_type, *size_type;
-    PyObject *new_arena, *typed, *view, *empty, *laid_out;
-    struct record *records;
-    struct frame *spare;
-    void *tables[16]; /* owned blocks */
-    int ntable;
-    int64_t planned, naive;
 };
 
 /* ---- arenas ---- */
@@ -192,6 +109,7 @@ static void drop_kept(const struct program *p, struct record *r) {
         Py_CLEAR(r->args[i]);
         Py_CLEAR(r->kwargs[i]);
     }
+    for (int i = 0; i < p->nbuffer; i++) Py_CLEAR(r->made[i]);
 }
 
 static void record_free(const struct program *p, struct record *r) {
@@ -212,7 +130,7 @@ static struct record *record_alloc(const struct program *p) {
     const size_t total = sizeof(struct record) + (size_t)p->nsize * 8 + nb * sizeof(dvm_arg) +
                          nb * 2 * DVM_MAX_RANK * 8 + nb * sizeof(size_t) +
                          nw * (VIEW_NUMBERS * 8 + sizeof(void *)) +
-                         (nv + 2 * ns) * sizeof(PyObject *) + 10 * 16;
+                         (nv + 2 * ns + nb) * sizeof(PyObject *) + nb + ns + 13 * 16;
     char *block = PyMem_Calloc(1, total), *at = block;
     if (!block) return (struct record *)PyErr_NoMemory();
     struct record *r = cut(&at, 1, sizeof *r);
@@ -225,6 +143,9 @@ static struct record *record_alloc(const struct program *p) {
     r->kept = cut(&at, nv, sizeof(PyObject *));
     r->args = cut(&at, ns, sizeof(PyObject *));
     r->kwargs = cut(&at, ns, sizeof(PyObject *));
+    r->made = cut(&at, nb, sizeof(PyObject *));
+    r->own = cut(&at, nb, 1);
+    r->loose = cut(&at, ns, 1);
     return r;
 }
 
@@ -252,73 +173,16 @@ static int64_t dim_value(const struct record *r, struct dim d) {
     return d.size < 0 ? d.value : r->size[d.size];
 }
 
-/* Bytes of a buffer and its description; the address comes with the arena. False on overflow. */
-static bool describe_buffer(const struct program *p, struct record *r, int i, size_t *bytes) {
-    const struct buffer *b = &p->buffer[i];
-    int64_t *dims = r->dims + (size_t)i * 2 * DVM_MAX_RANK, *strides = dims + DVM_MAX_RANK;
-    int64_t last = 0, step;
-    bool empty = false;
-    for (int d = 0; d < b->rank; d++) {
-        dims[d] = dim_value(r, b->dim[d]);
-        strides[d] = dim_value(r, b->dim[DVM_MAX_RANK + d]);
-        empty |= dims[d] == 0;
-        if (dims[d] < 0 || strides[d] < 0 ||
-            (dims[d] && (__builtin_mul_overflow(dims[d] - 1, strides[d], &step) ||
-                         __builtin_add_overflow(last, step, &last))))
-            return false;
-    }
-    r->arg[i] =
-        (dvm_arg){.dims = dims, .strides = strides, .rank = b->rank, .dtype = (int32_t)b->dtype};
-    if (last > INT64_MAX / 64 / b->itemsize) return false;
-    *bytes = empty ? 0 : ((size_t)(last + 1) * (size_t)b->itemsize + ALIGN - 1) / ALIGN * ALIGN;
-    return true;
-}
-
-/* Largest first, each at the lowest place that no buffer holds at the same time. */
-static bool place_buffers(const struct program *p, struct record *r) {
-    const size_t n = (size_t)p->nbuffer;
-    size_t *bytes = PyMem_Malloc(n * (sizeof *bytes + 2 * sizeof(int)) + 1);
-    if (!bytes) return PyErr_NoMemory();
-    int *order = (int *)(bytes + n), *placed = order + n; /* both by size, placed by offset */
-    bool ok = true;
-    for (int i = 0; ok && i < p->nbuffer; i++) {
-        ok = describe_buffer(p, r, i, &bytes[i]);
-        int at = i;
-        for (; at > 0 && ok && bytes[order[at - 1]] < bytes[i]; at--) order[at] = order[at - 1];
-        order[at] = i;
-        r->naive += ok ? bytes[i] : 0;
-    }
-    if (!ok) pydvm_fail(DVM_ERR_LIMIT, "a buffer of the graph has more bytes than memory");
-    for (int k = 0; ok && k < p->nbuffer; k++) {
-        const struct buffer *b = &p->buffer[order[k]];
-        const size_t need = bytes[order[k]];
-        size_t at = 0;
-        for (int j = 0; j < k; j++) {
-            const int other = placed[j];
-            const struct buffer *o = &p->buffer[other];
-            if (o->last < b->first || b->last < o->first) continue;
-            if (at + need <= r->offset[other]) break;
-            if (at < r->offset[other] + bytes[other]) at = r->offset[other] + bytes[other];
-        }
-        r->offset[order[k]] = at;
-        int j = k;
-        for (; j > 0 && r->offset[placed[j - 1]] > at; j--) placed[j] = placed[j - 1];
-        placed[j] = order[k];
-        if (at + need > r->planned) r->planned = at + need;
-    }
-    PyMem_Free(bytes);
-    return ok;
-}
-
 static void describe_views(const struct program *p, struct record *r) {
     for (int i = 0; i < p->nview; i++)
         for (int n = 0; n < VIEW_NUMBERS; n++)
             r->layout[i * VIEW_NUMBERS + n] = dim_value(r, p->view_of[i].dim[n]);
 }
 
-static struct record *record_new(const struct program *p, const int64_t *key) {
+static struct record *record_new(const struct program *p, const int64_t *key,
+                                 PyObject *const *input) {
     struct record *r = record_alloc(p);
-    if (r && compute_sizes(p, r, key) && place_buffers(p, r)) {
+    if (r && compute_sizes(p, r, key) && pydvm_place(p, r, input)) {
         describe_views(p, r);
         return r;
     }
@@ -327,7 +191,7 @@ static struct record *record_new(const struct program *p, const int64_t *key) {
 }
 
 /* The record of this key, marked busy. One that is not in the table afterwards has next == itself. */
-static struct record *record_get(struct program *p, const int64_t *key) {
+static struct record *record_get(struct program *p, const int64_t *key, PyObject *const *input) {
     int n = 0;
     struct record *prev = NULL;
     for (struct record *r = p->records; r; prev = r, r = r->next, n++) {
@@ -341,8 +205,9 @@ static struct record *record_get(struct program *p, const int64_t *key) {
         r->busy = true;
         return r;
     }
-    struct record *r = record_new(p, key);
+    struct record *r = record_new(p, key, input);
     if (!r) return NULL;
+    p->arena = (int64_t)r->arena;
     p->planned = (int64_t)r->planned;
     p->naive = (int64_t)r->naive;
     r->busy = true;
@@ -452,7 +317,8 @@ static PyObject *buffer_object(struct call *c, int value) {
 
 /* A value as an object, borrowed. */
 static PyObject *object_of(struct call *c, int value) {
-    if (c->p->buffer_of[value] >= 0) return buffer_object(c, value);
+    const int b = c->p->buffer_of[value];
+    if (b >= 0 && !c->r->own[b]) return buffer_object(c, value);
     PyObject *o = c->f->obj[value] ? c->f->obj[value] : c->r->kept[value];
     if (!o) pydvm_fail(DVM_ERR_INTERNAL, "value %d is read before it is computed", value);
     return o;
@@ -509,7 +375,8 @@ static bool step_view(struct call *c, const struct step *s) {
     const int64_t *n = c->r->layout + (ptrdiff_t)s->view * VIEW_NUMBERS;
     PyObject *base = object_of(c, v->base);
     if (!base) return false;
-    if (!s->kept) {
+    const bool keeps = s->kept && !c->r->loose[s - c->p->step];
+    if (!keeps) {
         const struct layout want = {v->rank,          v->base_rank,         n,
                                     n + DVM_MAX_RANK, n + 2 * DVM_MAX_RANK, n[VIEW_NUMBERS - 1]};
         const int done = pydvm_show(base, &want, &c->r->shown[s->view], kept);
@@ -524,7 +391,7 @@ static bool step_view(struct call *c, const struct step *s) {
     Py_XDECREF(size);
     Py_XDECREF(stride);
     Py_XDECREF(before);
-    if (s->kept)
+    if (keeps)
         *kept = out;
     else
         c->f->obj[s->result] = out;
@@ -532,10 +399,12 @@ static bool step_view(struct call *c, const struct step *s) {
 }
 
 static bool step_call(struct call *c, const struct step *s) {
-    if (s->kept && c->r->kept[s->result]) return true;
+    const ptrdiff_t n = s - c->p->step;
+    const bool loose = c->r->loose[n], keeps = s->kept && !loose;
+    if (keeps && c->r->kept[s->result]) return true;
     PyObject *none[2] = {0}, **args = none, **kwargs = none + 1, *out = NULL;
-    if (s->fixed) args = &c->r->args[s - c->p->step];
-    if (s->named) kwargs = &c->r->kwargs[s - c->p->step];
+    if (s->fixed && !loose) args = &c->r->args[n];
+    if (s->named && !loose) kwargs = &c->r->kwargs[n];
     if (!*args) *args = filled(c, s->args);
     if (*args && s->kwargs && !*kwargs) *kwargs = filled_dict(c, s->kwargs);
     if (*args && (!s->kwargs || *kwargs)) out = PyObject_Call(s->fn, *args, *kwargs);
@@ -544,11 +413,35 @@ static bool step_call(struct call *c, const struct step *s) {
     if (!out) return false;
     if (s->result < 0)
         Py_DECREF(out);
-    else if (s->kept)
+    else if (keeps)
         c->r->kept[s->result] = out;
     else
         c->f->obj[s->result] = out;
     return true;
+}
+
+/* Memory for the buffers of their own that are first needed now. */
+static bool begin_own(struct call *c, int first) {
+    for (int b = first; b >= 0; b = c->p->buffer[b].next_first) {
+        if (!c->r->own[b]) continue;
+        const struct buffer *buf = &c->p->buffer[b];
+        PyObject **args = &c->r->made[b];
+        if (!*args) {
+            PyObject *size = size_tuple(c->r->arg[b].dims, buf->rank),
+                     *stride = size_tuple(c->r->arg[b].strides, buf->rank);
+            if (size && stride) *args = PyTuple_Pack(3, size, stride, buf->type);
+            Py_XDECREF(size);
+            Py_XDECREF(stride);
+        }
+        if (!*args || !(c->f->obj[buf->value] = PyObject_CallObject(c->p->empty, *args)))
+            return false;
+    }
+    return true;
+}
+
+static void end_own(struct call *c, int last) {
+    for (int b = last; b >= 0; b = c->p->buffer[b].next_last)
+        if (c->r->own[b]) forget(c->p, c->f, c->p->buffer[b].value);
 }
 
 static bool step_empty(struct call *c, const struct step *s) {
@@ -609,13 +502,16 @@ static bool step_run(struct call *c, const struct step *s) {
         const struct ref *ref = &s->ref[i];
         if (ref->kind == REF_VALUE) {
             const int b = c->p->buffer_of[ref->index];
-            const dvm_arg *a = b >= 0 ? &c->r->arg[b] : describe(c, ref->index);
+            const bool placed = b >= 0 && !c->r->own[b];
+            const dvm_arg *a = placed ? &c->r->arg[b] : describe(c, ref->index);
             if (!a) return rescue(c, s, k);
             arg[i] = *a;
         } else if (!scalar(c, ref, k->in[i].dtype, &arg[i]))
             return false;
     }
     const dvm_status st = pydvm_kernel_run(k, arg);
+    /* its workspace would lie beside what torch's operators take next */
+    dvm_ctx_trim(k->ctx->ctx);
     if (!st) return true;
     pydvm_raise(st);
     return rescue(c, s, k);
@@ -640,7 +536,7 @@ static bool find_record(struct call *c) {
     const int n = c->p->nsource;
     if (n > 64 && !(key = PyMem_Malloc((size_t)n * 8))) return PyErr_NoMemory();
     for (int i = 0; i < n && !PyErr_Occurred(); i++) key[i] = key_number(c, &c->p->source[i]);
-    if (!PyErr_Occurred()) c->r = record_get(c->p, key);
+    if (!PyErr_Occurred()) c->r = record_get(c->p, key, c->f->obj);
     if (key != few) PyMem_Free(key);
     return c->r != NULL;
 }
@@ -648,7 +544,7 @@ static bool find_record(struct call *c) {
 /* Buffers of no bytes are views of an arena too, when torch asks for them as tensors. */
 static bool find_arena(struct call *c) {
     if (!c->p->nbuffer) return true;
-    if (!(c->arena = arena_take(c->p, c->r->planned ? c->r->planned : 1))) return false;
+    if (!(c->arena = arena_take(c->p, c->r->arena ? c->r->arena : 1))) return false;
     if (c->arena->serial == c->r->serial) return true;
     drop_kept(c->p, c->r);
     for (int i = 0; i < c->p->nbuffer; i++) c->r->arg[i].data = c->arena->data + c->r->offset[i];
@@ -663,6 +559,7 @@ static PyObject *run_frame(struct program *p, struct frame *f) {
     bool ok = find_record(&c) && find_arena(&c);
     for (int i = 0; ok && i < p->nstep; i++) {
         const struct step *s = &p->step[i];
+        if (s->begins >= 0 && !(ok = begin_own(&c, s->begins))) break;
         switch (s->op) {
         case OP_RUN: ok = step_run(&c, s); break;
         case OP_CALL: ok = step_call(&c, s); break;
@@ -670,6 +567,7 @@ static PyObject *run_frame(struct program *p, struct frame *f) {
         default: ok = step_empty(&c, s); break;
         }
         for (int d = 0; d < s->ndrop; d++) forget(p, c.f, s->drop[d]);
+        end_own(&c, s->ends);
     }
     if (ok && p->result) out = filled(&c, p->result);
     frame_give(p, c.f);
@@ -734,21 +632,25 @@ static bool read_dim(const struct program *p, PyObject *o, struct dim *d) {
     return !PyErr_Occurred();
 }
 
-/* (value, dtype, itemsize, sizes, strides, first, last) */
+/* (value, dtype, itemsize, sizes, strides, first, last, torch.dtype) */
 static bool read_buffer(struct program *p, PyObject *o, int i) {
     struct buffer *b = &p->buffer[i];
     PyObject *sizes, *strides;
-    if (!PyArg_ParseTuple(o, "iiLO!O!ii", &b->value, &b->dtype, (long long *)&b->itemsize,
-                          &PyTuple_Type, &sizes, &PyTuple_Type, &strides, &b->first, &b->last))
+    if (!PyArg_ParseTuple(o, "iiLO!O!iiO", &b->value, &b->dtype, (long long *)&b->itemsize,
+                          &PyTuple_Type, &sizes, &PyTuple_Type, &strides, &b->first, &b->last,
+                          &b->type))
         return false;
     const Py_ssize_t rank = PyTuple_Size(sizes);
     if (b->value < 0 || b->value >= p->nvalue || b->dtype < 0 || b->dtype >= DVM_NDTYPE ||
-        rank > DVM_MAX_RANK || PyTuple_Size(strides) != rank || b->itemsize < 1) {
+        rank > DVM_MAX_RANK || PyTuple_Size(strides) != rank || b->itemsize < 1 || b->first < 0 ||
+        b->last < b->first || b->last > p->nstep || (b->last == p->nstep && i < p->nbuffer)) {
         pydvm_fail(DVM_ERR_ARG, "Program: buffer %d is not well formed", i);
+        b->type = NULL;
         return false;
     }
+    Py_INCREF(b->type);
     b->rank = (int)rank;
-    p->buffer_of[b->value] = i;
+    if (i < p->nbuffer) p->buffer_of[b->value] = i;
     for (Py_ssize_t d = 0; d < rank; d++)
         if (!read_dim(p, PyTuple_GetItem(sizes, d), &b->dim[d]) ||
             !read_dim(p, PyTuple_GetItem(strides, d), &b->dim[DVM_MAX_RANK + d]))
@@ -764,8 +666,7 @@ static bool read_ref(struct program *p, PyObject *o, const struct kernel *k, int
         ref->kind = want->scalar ? REF_ARGUMENT : REF_VALUE;
         ref->index = number_in(o, 0, p->nvalue);
         if (ref->index < 0) return false;
-        if (!want->scalar && p->buffer_of[ref->index] < 0 && p->desc_of[ref->index] < 0)
-            p->desc_of[ref->index] = p->ndesc++;
+        if (!want->scalar && p->desc_of[ref->index] < 0) p->desc_of[ref->index] = p->ndesc++;
         if (!input) p->written[ref->index] = true;
         return true;
     }
@@ -843,6 +744,7 @@ static bool read_step(struct program *p, PyObject *o, struct step *s, int **drop
         return false;
     }
     s->op = (uint8_t)op;
+    s->begins = s->ends = -1;
     s->fixed = fixed & 1;
     s->named = fixed & 2;
     s->kept = fixed & 4;
@@ -887,6 +789,17 @@ static bool read_steps(struct program *p, PyObject *steps) {
     return true;
 }
 
+/* Which buffers begin and end with each step. */
+static void link_buffers(struct program *p) {
+    for (int i = 0; i < p->nbuffer; i++) {
+        struct buffer *b = &p->buffer[i];
+        struct step *first = &p->step[b->first], *last = &p->step[b->last];
+        b->next_first = first->begins;
+        b->next_last = last->ends;
+        first->begins = last->ends = i;
+    }
+}
+
 /* (value, what, dim) */
 static bool read_sources(struct program *p, PyObject *sources) {
     p->source = table(p, p->nsource, sizeof *p->source);
@@ -910,17 +823,19 @@ static struct program *program_alloc(PyTypeObject *type) {
 }
 
 static PyObject *program_new(PyTypeObject *type, PyObject *args, PyObject *kw) {
-    static char *names[] = {"values", "inputs", "buffers",   "steps",     "sources", "nsize",
-                            "sizes",  "result", "slot_type", "size_type", "runtime", NULL};
+    static char *names[] = {"values",    "inputs",  "buffers", "results", "steps",
+                            "sources",   "nsize",   "sizes",   "result",  "slot_type",
+                            "size_type", "runtime", NULL};
     struct program *p = program_alloc(type);
     if (!p) return NULL;
-    PyObject *buffers, *steps, *sources, *sizes, *result, *slot, *size, *runtime;
-    if (!PyArg_ParseTupleAndKeywords(
-            args, kw, "iiO!O!O!iOOO!O!O!:Program", names, &p->nvalue, &p->ninput, &PyList_Type,
-            &buffers, &PyList_Type, &steps, &PyList_Type, &sources, &p->nsize, &sizes, &result,
-            &PyType_Type, &slot, &PyType_Type, &size, &PyTuple_Type, &runtime))
+    PyObject *buffers, *results, *steps, *sources, *sizes, *result, *slot, *size, *runtime;
+    if (!PyArg_ParseTupleAndKeywords(args, kw, "iiO!O!O!O!iOOO!O!O!:Program", names, &p->nvalue,
+                                     &p->ninput, &PyList_Type, &buffers, &PyList_Type, &results,
+                                     &PyList_Type, &steps, &PyList_Type, &sources, &p->nsize,
+                                     &sizes, &result, &PyType_Type, &slot, &PyType_Type, &size,
+                                     &PyTuple_Type, &runtime))
         goto fail;
-    p->nbuffer = (int)PyList_Size(buffers);
+    const int nbuffer = (int)PyList_Size(buffers), nresult = (int)PyList_Size(results);
     p->nstep = (int)PyList_Size(steps);
     p->nsource = (int)PyList_Size(sources);
     if (p->ninput < 0 || p->nvalue < p->ninput || p->nsize < p->nsource ||
@@ -942,12 +857,16 @@ static PyObject *program_new(PyTypeObject *type, PyObject *args, PyObject *kw) {
     p->buffer_of = table(p, p->nvalue, sizeof(int));
     p->desc_of = table(p, p->nvalue, sizeof(int));
     p->written = table(p, p->nvalue, sizeof(bool));
-    p->buffer = table(p, p->nbuffer, sizeof *p->buffer);
+    p->buffer = table(p, nbuffer + nresult, sizeof *p->buffer);
     if (!p->buffer_of || !p->desc_of || !p->written || !p->buffer) goto fail;
     for (int i = 0; i < p->nvalue; i++) p->buffer_of[i] = p->desc_of[i] = -1;
-    for (int i = 0; i < p->nbuffer; i++)
-        if (!read_buffer(p, item(buffers, i), i)) goto fail;
+    p->nbuffer = nbuffer;
+    p->nresult = nresult;
+    for (int i = 0; i < nbuffer + nresult; i++)
+        if (!read_buffer(p, i < nbuffer ? item(buffers, i) : item(results, i - nbuffer), i))
+            goto fail;
     if (!read_sources(p, sources) || !read_steps(p, steps)) goto fail;
+    link_buffers(p);
     return (PyObject *)p;
 fail:
     Py_DECREF((PyObject *)p);
@@ -965,6 +884,7 @@ static int program_traverse(PyObject *o, visitproc visit, void *arg) {
     }
     for (const struct record *r = p->records; r; r = r->next)
         for (int i = 0; i < p->nvalue; i++) Py_VISIT(r->kept[i]);
+    for (int i = 0; i < p->nbuffer + p->nresult; i++) Py_VISIT(p->buffer[i].type);
     Py_VISIT(p->result);
     Py_VISIT(p->sizes);
     Py_VISIT(p->new_arena);
@@ -989,6 +909,7 @@ static int program_clear(PyObject *o) {
         Py_CLEAR(p->step[i].args);
         Py_CLEAR(p->step[i].kwargs);
     }
+    for (int i = 0; i < p->nbuffer + p->nresult; i++) Py_CLEAR(p->buffer[i].type);
     Py_CLEAR(p->result);
     Py_CLEAR(p->sizes);
     Py_CLEAR(p->new_arena);
@@ -1022,9 +943,9 @@ static PyObject *program_stats(PyObject *o, PyObject *unused) {
         calls += p->step[i].op == OP_CALL;
     }
     for (const struct record *r = p->records; r; r = r->next) n++;
-    return Py_BuildValue("{sisisisisLsL}", "runs", runs, "calls", calls, "buffers", p->nbuffer,
-                         "records", n, "planned_bytes", (long long)p->planned, "naive_bytes",
-                         (long long)p->naive);
+    return Py_BuildValue("{sisisisisLsLsL}", "runs", runs, "calls", calls, "buffers", p->nbuffer,
+                         "records", n, "arena_bytes", (long long)p->arena, "planned_bytes",
+                         (long long)p->planned, "naive_bytes", (long long)p->naive);
 }
 
 static PyMethodDef program_methods[] = {
@@ -1033,7 +954,9 @@ static PyMethodDef program_methods[] = {
     {"call", (PyCFunction)(void (*)(void))program_call, METH_FASTCALL,
      "call(*arguments): the results."},
     {"stats", program_stats, METH_NOARGS,
-     "stats(): steps, and the bytes of the newest shape's arena against one buffer each."},
+     "stats(): steps, and the bytes of the newest shape's intermediate values: the arena, what "
+     "they take at most with\n"
+     "those that have memory of their own (planned), and one beside the other (naive)."},
     {0},
 };
 static PyType_Slot program_slots[] = {

@@ -28,7 +28,7 @@
 #endif
 
 /* Changes whenever the Python files need another extension. */
-enum { PYDVM_ABI = 2 };
+enum { PYDVM_ABI = 3 };
 
 /* An OpenMP runtime of the process, see py_threads.c. */
 typedef void gomp_parallel(void (*fn)(void *), void *data, unsigned threads, unsigned flags);

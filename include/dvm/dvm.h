@@ -114,6 +114,8 @@ DVM_API dvm_status dvm_ctx_create(const dvm_options *opt, dvm_ctx **out);
 DVM_API void dvm_ctx_destroy(dvm_ctx **ctx);
 DVM_API dvm_status dvm_ctx_set_threads(dvm_ctx *ctx, int threads);
 DVM_API int dvm_ctx_threads(const dvm_ctx *ctx);
+/* Frees the workspace that runs keep for the next one. ctx may be NULL. */
+DVM_API void dvm_ctx_trim(dvm_ctx *ctx);
 /* "cpu avx512", "ref". */
 DVM_API const char *dvm_ctx_device(const dvm_ctx *ctx);
 

@@ -25,7 +25,7 @@ except ImportError as error:
 
 # The extension this package was written for; another number means that files of two versions, or
 # of another project called dvm, are mixed.
-_ABI = 2
+_ABI = 3
 if getattr(_dvm, "PROJECT", None) != "libdvm" or getattr(_dvm, "ABI", None) != _ABI:
     raise ImportError(
         f"the package dvm (from {__file__}) and the extension module _dvm (from {_dvm.__file__}) "

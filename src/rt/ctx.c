@@ -113,6 +113,7 @@ struct workspace dvm_ctx_take_ws(struct dvm_ctx *c, size_t size) {
         if (c->idle[i].size > c->idle[best].size) best = i;
     struct workspace w = c->idle[best];
     c->idle[best] = (struct workspace){0};
+    if (w.p) atomic_fetch_sub(&c->nidle, 1);
     pthread_mutex_unlock(&c->lock);
     if (w.size >= size) return w;
     free_ws(c, w);
@@ -129,6 +130,7 @@ void dvm_ctx_give_ws(struct dvm_ctx *c, struct workspace w) {
     if (w.size > c->idle[least].size) {
         const struct workspace old = c->idle[least];
         c->idle[least] = w;
+        if (!old.p) atomic_fetch_add(&c->nidle, 1);
         w = old;
     }
     pthread_mutex_unlock(&c->lock);
@@ -140,8 +142,13 @@ void dvm_ctx_drop_ws(struct dvm_ctx *c) {
     pthread_mutex_lock(&c->lock);
     memcpy(old, c->idle, sizeof old);
     memset(c->idle, 0, sizeof c->idle);
+    atomic_store(&c->nidle, 0);
     pthread_mutex_unlock(&c->lock);
     for (int i = 0; i < IDLE_WORKSPACES; i++) free_ws(c, old[i]);
+}
+
+void dvm_ctx_trim(dvm_ctx *c) {
+    if (c && atomic_load(&c->nidle)) dvm_ctx_drop_ws(c);
 }
 
 void dvm_ctx_ref(struct dvm_ctx *c) { atomic_fetch_add(&c->refs, 1); }

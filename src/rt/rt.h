@@ -30,6 +30,7 @@ struct dvm_ctx {
     struct dvm_gemm_isa gemm;               /* k NULL: products by the scalar loop */
     pthread_mutex_t lock;                   /* idle */
     struct workspace idle[IDLE_WORKSPACES]; /* those that no run holds; p NULL: none */
+    _Atomic int nidle;                      /* changes under the lock */
     char device[32];
     char no_jit
         [120]; /* why there is no tier of machine code; "" when there is, or none was wanted */

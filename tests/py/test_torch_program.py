@@ -384,9 +384,13 @@ def test_summary_tells_planned_bytes():
         {"steps": [(1, len, (Slot(0),), None, -1, 0, (0,) * 9)]},
         {"sources": [(3, 0, 0)]},
         {"sources": [(0, 5, 0)]},
-        {"buffers": [(9, 0, 4, (), (), 0, 0)]},
-        {"buffers": [(1, 0, 4, (1,), (), 0, 0)]},
-        {"buffers": [(1, 0, 4, (Size(3),), (1,), 0, 0)]},
+        {"buffers": [(9, 0, 4, (), (), 0, 0, None)]},
+        {"buffers": [(1, 0, 4, (1,), (), 0, 0, None)]},
+        {"buffers": [(1, 0, 4, (Size(3),), (1,), 0, 0, None)]},
+        {"buffers": [(1, 0, 4, (1,), (1,), 0, 1, None)]},
+        {"buffers": [(1, 0, 4, (1,), (1,), 1, 0, None)]},
+        {"results": [(1, 0, 4, (1,), (1,), 0, 2, None)]},
+        {"results": [(1, 0, 4, (1,), (1,), -1, 1, None)]},
         {"steps": [(1, len, (Slot(0),), None, 1, 9, ())]},
         {"steps": [(3, None, (Slot(0), (), (), 0, ()), None, -1, 0, ())]},
         {"steps": [(3, None, (Slot(9), (), (), 0, ()), None, 1, 0, ())]},
@@ -402,6 +406,7 @@ def test_tables_that_do_not_fit_are_refused(change):
         "values": 2,
         "inputs": 1,
         "buffers": [],
+        "results": [],
         "steps": [(1, len, (Slot(0),), None, 1, 0, ())],
         "sources": [],
         "nsize": 0,
@@ -423,3 +428,103 @@ def test_saved_results_cost_no_calls():
     f(torch.randn(3, requires_grad=True), torch.randn(3)).sum().backward()
     for g in dvm.torch.summary().graphs:
         assert [p.stats()["calls"] for p in g.programs()] == [0]
+
+
+def test_large_values_that_are_gone_before_results_are_made():
+    """They have memory of their own: in the arena they would lie beside the results."""
+
+    def f(x, w):
+        y = torch.relu(x + 1)
+        z = (y @ w).view(-1, 4)[1:]  # a view of memory that is new in every call
+        s = torch.special.i0(z).sum() + (y.t() @ y).sum()
+        return [(x.mean(1) + s)[:, None] @ w[:1] + i for i in range(4)]
+
+    x, w = torch.randn(64, 64), torch.randn(64, 64)
+    low = lowered(f, x, w)
+    for _ in range(4):
+        x = torch.randn(64, 64)
+        for got, want in zip(low(x, w), f(x, w), strict=True):
+            torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
+    stats = program_of(low).stats()
+    assert stats["arena_bytes"] < 64 * 64 * 4 <= stats["planned_bytes"] < stats["naive_bytes"]
+
+
+def test_memory_of_its_own_ends_with_its_last_step():
+    seen = []
+
+    def look(x):
+        seen.append(weakref.ref(x.untyped_storage()))
+        return x.sum()
+
+    def text(p):
+        (x,) = p.inputs(1)
+        y = p.empty((4096,), (1,), torch.float32)
+        p.call(torch.mul, x, 2, out=y)
+        s = p.call(look, y)
+        v = p.view(torch.narrow, y, 0, 0, 2)
+        s = p.call(torch.add, s, p.call(torch.sum, v))
+        p.call(lambda: [ref() for ref in seen][-1] is None or seen.append(None))
+        z = p.empty((8192,), (1,), torch.float32)
+        p.call(torch.mul, s, torch.ones(8192), out=z)
+        p.output((z,))
+
+    program = record(text)
+    x = torch.ones(4096)
+    for n in range(1, 4):
+        (z,) = program.call(x * n)
+        assert z.eq((8192 + 4) * n).all()
+    assert None not in seen and len(seen) == 3 and program.stats()["arena_bytes"] == 0
+
+
+@pytest.mark.parametrize("rows", [0, 1, 3000])
+def test_memory_of_its_own_for_every_size(rows):
+    def f(x):
+        y = torch.relu(x + 1) @ torch.ones(8, 8)
+        return [torch.exp(y).sum(1)[:, None] + torch.arange(16.0) * i for i in range(3)]
+
+    low = lowered(f, torch.randn(5, 8), dynamic=True)
+    for n in (rows, 5, rows):
+        x = torch.randn(n, 8)
+        for got, want in zip(low(x), f(x), strict=True):
+            torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
+
+
+def test_results_that_are_views_of_nothing_else():
+    """One call, or none where views come back to what they began with; views of what is returned
+    too, and of arguments, stay views."""
+
+    def f(x, w):
+        a, b, c = x @ w, torch.relu(x), x.exp() @ w
+        return a.t().t(), b.sum(0, keepdim=True).view(-1), c.view(2, -1)[1:], c, x[1:], x.t().t()
+
+    x, w = torch.randn(4, 3), torch.randn(3, 3)
+    low = lowered(f, x, w)
+    assert low.program.call.count("p.view(shown, ") == 1
+    first = low(x, w)
+    for _ in range(3):
+        got, want = low(x, w), f(x, w)
+        for g, e in zip(got, want, strict=True):
+            torch.testing.assert_close(g, e)
+            assert (g.stride(), g.storage_offset()) == (e.stride(), e.storage_offset())
+        for i, g in enumerate(got):
+            g.fill_(0) if i < 4 else None
+        assert got[2].eq(0).all()
+    torch.testing.assert_close(first, f(x, w))
+
+
+@pytest.mark.parametrize("change", [0, 1])
+def test_changed_results_that_backward_needs_are_refused(change):
+    """What was saved is a result, or a view of one: it has the result's version."""
+
+    def f(x, w):
+        y = torch.exp(x @ w)
+        return y, torch.sigmoid(y.t() @ w)
+
+    torch._dynamo.reset()
+    x, w = torch.randn(3, 3, requires_grad=True), torch.randn(3, 3, requires_grad=True)
+    compiled = torch.compile(f, backend="dvm")
+    for g in (f, compiled, compiled):
+        out = g(x, w)
+        out[change].detach().zero_()
+        with pytest.raises(RuntimeError, match="modified by an inplace"):
+            sum(o.sum() for o in out).backward()

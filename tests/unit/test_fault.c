@@ -315,6 +315,16 @@ static void test_workspace_kept(void **state) {
         assert_int_equal(dvm_run(p.k, 1, &in, 1, &out), DVM_OK);
     }
     assert_int_equal(b.calls, calls);
+    for (int i = 0; i < 2; i++) {
+        const long bytes = b.bytes;
+        dvm_ctx_trim(ctx);
+        assert_true(bytes - b.bytes >= s.workspace);
+        const long trimmed = b.bytes;
+        dvm_ctx_trim(ctx);
+        assert_int_equal(b.bytes, trimmed);
+        assert_int_equal(prog_run(&p), DVM_OK);
+    }
+    dvm_ctx_trim(NULL);
     prog_close(&p);
     dvm_ctx_destroy(&ctx);
     balanced(&b, "workspaces", 0);

@@ -24,7 +24,7 @@ import _dvm
 import torch
 from torch.fx import GraphModule, Node
 
-from . import cache, debug, decomp, direct, stats
+from . import cache, debug, decomp, direct, recompute, stats
 from .codegen import HEADER, Program, generate
 from .flex import Call, allow_gradients
 from .kernel_text import AnyKernel
@@ -87,7 +87,7 @@ def _autograd(gm: GraphModule, example_inputs: Sequence[Any], options: Options) 
     (75 ms of a first call) and without its wrapper around the result (1.5 us of every call):
     Dynamo has one of its own.
     """
-    from functorch.compile import aot_module_simplified, min_cut_rematerialization_partition
+    from functorch.compile import aot_module_simplified
     from torch._dynamo import disable
     from torch._dynamo.utils import counters, flatten_graph_inputs
 
@@ -135,7 +135,7 @@ def _autograd(gm: GraphModule, example_inputs: Sequence[Any], options: Options) 
             take_attention(gm, options),
             example_inputs,
             **compilers,
-            partition_fn=min_cut_rematerialization_partition,
+            partition_fn=functools.partial(recompute.partition, disabled=options.disable_ops),
             decompositions=decomp.table(options.disable_ops),
             keep_inference_input_mutations=True,
         )

@@ -279,7 +279,9 @@ _SYNTAX = (
     ast.keyword, ast.Attribute, ast.Name, ast.Constant, ast.List, ast.Tuple, ast.Lambda, ast.BinOp,
     ast.UnaryOp, ast.operator, ast.unaryop, ast.expr_context, ast.IfExp, ast.Compare, ast.cmpop,
 )  # fmt: skip
-_NAMES = frozenset(("k", "p", "dvm", "torch", "math", "operator", "inf", "nan", "device", "record"))
+_NAMES = frozenset(
+    ("k", "p", "dvm", "torch", "math", "operator", "inf", "nan", "device", "record", "shown")
+)
 _CALLED = frozenset(("device", "record", "run", "min", "max", "abs", "int", "float", "bool"))
 
 

@@ -32,7 +32,7 @@ from .fx import (
 from .inplace import PIECES, Piece, Places, places, writing
 from .kernel_text import AnyKernel, KernelWriter
 from .options import Options
-from .partition import Kind, Partition, Step, is_part, partition
+from .partition import Kind, Partition, Step, is_part, partition, storage
 from .parts import put_together
 from .symbols import Symbols, is_recordable
 
@@ -48,7 +48,7 @@ import dvm
 import torch
 from torch import device
 
-from dvm.torch.program import record
+from dvm.torch.program import record, shown
 from dvm.torch.runtime import check, empty_cpu, empty_strided, unboxed
 """
 
@@ -192,7 +192,8 @@ class _Writer:
         output = next(n for n in self.graph.nodes if n.op == "output")
         returned: list[str] = []
         if isinstance(output.args[0], (tuple, list)):
-            text = self._tuple([self._argument(a, returned) for a in output.args[0]])
+            alone = self._alone(output)
+            text = self._tuple([self._result(a, alone, returned) for a in output.args[0]])
         else:
             text = self._argument(output.args[0], returned)
         names = tuple(returned)
@@ -202,6 +203,43 @@ class _Writer:
         else:
             self.statements.append(Statement(f"return {text}", names, escapes=names))
             self.shared.calls.append(self._call([n.name for n in inputs]))
+
+    def _alone(self, output: Node) -> set[Node]:
+        """Values of the program whose memory one result shows, and nobody else sees."""
+        if not self.recorded:
+            return set()
+        results = [a for a in output.args[0] if isinstance(a, Node)]
+        shown = Counter(base for a in results for base in set(storage([a], self.kinds)))
+        elsewhere = {d.value for d in self.places.direct.values()}.union(self.piece_of)
+        return {
+            n
+            for n, times in shown.items()
+            if times == 1
+            and n in self.ready
+            and n not in elsewhere
+            and (self.kinds[n] is Kind.KERNEL or name_of(n) in INTO)
+        }
+
+    def _result(self, a: Any, alone: set[Node], returned: list[str]) -> str:
+        """A view of memory that no other result shows is a tensor of its own: views of views cost
+        one call, and none when they come back to what they began with."""
+        base = None
+        if isinstance(a, Node) and a not in self.ready and a.op == "call_function":
+            base = _viewed(a, self.kinds)
+        if base not in alone:
+            return self._argument(a, returned)
+        view, of = a.meta["val"], base.meta["val"]
+        shape, strides = (self.symbols.shape_text(n) for n in (view.shape, view.stride()))
+        offset = self.symbols.text(view.storage_offset() - of.storage_offset())
+        before = [self.symbols.shape_text(n) for n in (of.shape, of.stride())]
+        self._define_sizes()
+        returned.append(base.name)
+        if [shape, strides, offset] == [*before, "0"]:
+            return base.name
+        text = f"{a.name} = p.view(shown, {base.name}, {shape}, {strides}, {offset})"
+        self.statements.append(Statement(text, (base.name, a.name), views=(base.name,)))
+        self.ready.add(a)
+        return a.name
 
     def _call(self, inputs: list[str]) -> str:
         lines = [f"{', '.join(inputs)}{',' if len(inputs) == 1 else ''} = args"] if inputs else []

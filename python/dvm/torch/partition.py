@@ -232,12 +232,12 @@ def _sink(graph: Graph, kinds: dict[Node, Kind], levels: dict[Node, int]) -> Non
                 inputs = [a for a in node.all_input_nodes]
                 kept = sum(
                     nbytes(b)
-                    for b in _storage(inputs, kinds, bases)
+                    for b in storage(inputs, kinds, bases)
                     if last.get(b, level) < target and b is not node
                 )
                 if nbytes(node) >= kept:
                     level = levels[node] = target
-            for b in _storage(node.all_input_nodes, kinds, bases):
+            for b in storage(node.all_input_nodes, kinds, bases):
                 last[b] = max(last.get(b, -1), level)
             # A KERNEL node reads KERNEL values of its own level, TORCH values of the one before.
             mine = (level, level - 1) if kind is Kind.KERNEL else (level, level)
@@ -254,13 +254,16 @@ def _sink(graph: Graph, kinds: dict[Node, Kind], levels: dict[Node, int]) -> Non
             levels[node] = levels[node.args[0]]
 
 
-def _storage(nodes: list[Node], kinds: dict[Node, Kind], memo: dict[Node, list[Node]]) -> list:
+def storage(
+    nodes: list[Node], kinds: dict[Node, Kind], memo: dict[Node, list[Node]] | None = None
+) -> list[Node]:
     """The nodes whose memory these values live in, looking through views."""
+    memo = {} if memo is None else memo
     out: list[Node] = []
     for n in nodes:
         if kinds[n] in (Kind.VIEW, Kind.PICK) or is_part(n, kinds):
             if n not in memo:
-                memo[n] = _storage(n.all_input_nodes, kinds, memo)
+                memo[n] = storage(n.all_input_nodes, kinds, memo)
             out += memo[n]
         else:
             out.append(n)

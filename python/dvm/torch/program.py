@@ -198,12 +198,13 @@ class Recorder:
         steps = self._with_allocations(in_arena)
         first, last = _uses(steps, self._owners)
         returned = set(_slots(self._result))
-        buffers, fixed = [], set(in_arena)
-        for s in sorted(in_arena):
-            if s in first:
-                e = self._empties[s]
-                row = (s, DTYPES[e.dtype], e.dtype.itemsize, e.size, e.stride, first[s], last[s])
-                buffers.append(row)
+        fixed = set(in_arena)
+        buffers = [self._row(s, first[s], last[s]) for s in sorted(in_arena) if s in first]
+        results = [
+            self._row(s, first[s], len(steps) if s in escaped else last[s])
+            for s in sorted(self._empties)
+            if s in first and s not in in_arena
+        ]
         unused = [s for s in range(self._inputs) if s not in last and s not in returned]
         drops: dict[int, list[int]] = {0: unused}
         for s, at in last.items():
@@ -222,6 +223,7 @@ class Recorder:
             values=self._count,
             inputs=self._inputs,
             buffers=buffers,
+            results=results,
             steps=rows,
             sources=self._sources,
             nsize=len(self._sources) + len(self._expressions),
@@ -229,8 +231,13 @@ class Recorder:
             result=self._result,
             slot_type=Slot,
             size_type=Size,
-            runtime=(_new_arena, _typed, _view, empty_cpu, _laid_out),
+            runtime=(_new_arena, _typed, shown, empty_cpu, _laid_out),
         )
+
+    def _row(self, s: int, first: int, last: int) -> tuple:
+        e = self._empties[s]
+        number = DTYPES.get(e.dtype, 0)  # of others only the bytes count
+        return s, number, e.dtype.itemsize, e.size, e.stride, first, last, e.dtype
 
     def _with_allocations(self, in_arena: set[int]) -> list[_Step]:
         """The steps, new tensors made in front of their first use."""
@@ -299,10 +306,10 @@ def _typed(block: torch.Tensor, number: int) -> torch.Tensor:
 
 
 try:  # a tensor over the memory of another, as Inductor makes them
-    from torch._C._dynamo.guards import _reinterpret_tensor as _view
+    from torch._C._dynamo.guards import _reinterpret_tensor as shown
 except ImportError:
 
-    def _view(base: torch.Tensor, size: Sequence[int], stride: Sequence[int], offset: int) -> Any:
+    def shown(base: torch.Tensor, size: Sequence[int], stride: Sequence[int], offset: int) -> Any:
         with torch.inference_mode(False), torch.no_grad():
             return base.as_strided(size, stride, offset)
 
@@ -314,4 +321,4 @@ def _laid_out(
     with torch.inference_mode(False), torch.no_grad():
         if any(n > 1 and a != b for n, a, b in zip(x.shape, x.stride(), wanted, strict=True)):
             x = torch.empty_strided(x.shape, wanted, dtype=x.dtype, device=x.device).copy_(x)
-        return _view(x, size, stride, offset)
+        return shown(x, size, stride, offset)
