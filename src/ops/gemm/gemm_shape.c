@@ -112,12 +112,16 @@ static int64_t stream_width(int64_t n, int64_t k, bool contiguous) {
     return gemm_up(DVM_MAX(DVM_MIN(w, DVM_GEMM_TN_MAX), least), 64);
 }
 
-/* In lanes a matrix is read once, best in long pieces of its rows; threads need some pieces each, worth waking them. */
+/* In lanes a matrix is read once, best in long pieces of its rows: where these are contiguous threads get one piece each, and some
+ * where columns are; worth waking them. 1 x 2048 x 8192 on two Zen 3 cores: 10.1 ms by four pieces a thread, 5.5 by one. */
 static int64_t lanes_width(const struct dvm_gemm *g, const struct gemm_item *it, int64_t n,
                            int threads) {
-    enum { EACH = 4, UNIT = DVM_GEMM_MAX_NR, WORK = 1 << 17 };
+    enum { UNIT = DVM_GEMM_MAX_NR, WORK = 1 << 17 };
+    bool by_rows =
+        it->way == WAY_LANES ? g->b.cs == gemm_size(g->b.t) : g->a.rs == gemm_size(g->a.t);
+    int64_t each = by_rows ? 1 : 4;
     int64_t most = gemm_staged(g, it->way) ? LANE_STAGE_N : DVM_GEMM_LANE_N, w = n;
-    if (threads > 1) w = DVM_MAX(gemm_over(n, (int64_t)threads * EACH), WORK / DVM_MAX(it->k, 1));
+    if (threads > 1) w = DVM_MAX(gemm_over(n, threads * each), WORK / DVM_MAX(it->k, 1));
     return DVM_MIN(gemm_up(DVM_MAX(w, 1), UNIT), most);
 }
 
