@@ -130,20 +130,24 @@ static const char *wanted(const struct slot *want, const char *any) {
 }
 
 static bool wrong_kind(PyObject *o, const struct slot *want, const struct tensor *t) {
-    PyObject *text = arrays_call("about_kind", o);
+    PyObject *module = PyImport_ImportModule("dvm.arrays");
+    PyObject *text = module ? PyObject_CallMethod(module, "about_kind", "Oii", o, (int)want->dtype,
+                                                  (int)t->output)
+                            : NULL;
     if (text)
         pydvm_fail(DVM_ERR_ARG, "%s %d: expected an array or tensor of %s, given %U", role(t),
                    t->which, wanted(want, "any dtype"), text);
     Py_XDECREF(text);
+    Py_XDECREF(module);
     return false;
 }
 
 static bool wrong_dtype(PyObject *o, const struct slot *want, const struct tensor *t,
                         const char *given) {
     PyObject *module = PyImport_ImportModule("dvm.arrays");
-    PyObject *text =
-        module ? PyObject_CallMethod(module, "about_dtype", "Ois", o, (int)want->dtype, given)
-               : NULL;
+    PyObject *text = module ? PyObject_CallMethod(module, "about_dtype", "Oiis", o,
+                                                  (int)want->dtype, (int)t->output, given)
+                            : NULL;
     if (text)
         pydvm_fail(DVM_ERR_DTYPE, "%s %d: expected %s, given %U", role(t), t->which,
                    wanted(want, "a dtype of DVM"), text);

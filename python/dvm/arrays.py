@@ -143,9 +143,16 @@ def refuse(value: Any, role: str, which: int, reason: Any) -> None:
     ) from reason
 
 
-def about_kind(value: Any) -> str:
+def about_output(text: str, target: types.DataType) -> str:
+    """Results would be written to a converted copy; the array that was meant keeps its values."""
+    return f"{text}: results are written into it, so pass memory of dtype {target.name}, not a copy"
+
+
+def about_kind(value: Any, want: int, output: bool) -> str:
     """The type of an argument that is no array, and what to pass instead."""
     name = type(value).__name__
+    if output and want < len(types.ALL) and isinstance(value, list | tuple):
+        return about_output(name, types.ALL[want])
     if isinstance(value, numbers.Number):
         return f"{name}; a number is an argument of a kernel only where it was declared by scalar()"
     if isinstance(value, list | tuple):
@@ -160,15 +167,22 @@ def about_kind(value: Any) -> str:
     return name
 
 
-def about_dtype(value: Any, want: int, given: str | None) -> str:
+def about_dtype(value: Any, want: int, output: bool, given: str | None) -> str:
     """The dtype of an argument that was refused for it, and how to convert it."""
     dtype = getattr(value, "dtype", None)
     text = given or ("?" if dtype is None else str(dtype))
     torch, target = sys.modules.get("torch"), None if want >= len(types.ALL) else types.ALL[want]
+    if output and target is not None:
+        return about_output(text, target)
     if "complex" in text:
         return f"{text}: pass its real and imaginary parts as arrays of their own"
     if text.startswith(("torch.quint", "torch.qint")):
         return f"{text}: pass x.dequantize() or x.int_repr()"
+    if target is None and getattr(dtype, "isnative", True) is False:
+        return (
+            f"{text}, in the byte order of another machine: "
+            "pass x.astype(x.dtype.newbyteorder('='))"
+        )
     if target is None:
         return text
     if torch is not None and isinstance(value, torch.Tensor):

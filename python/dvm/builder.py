@@ -566,12 +566,17 @@ class Kernel(ops.Operations):
             raise ArgumentError(f"{what}: flags are a sum of {names}, given {flags!r}")
         self._emit("section", None, low_section, kind, (given | own) & _C_FLAGS, cores)
 
+    def _own_sections(self) -> str:
+        own = {self.K_SEQ: "seq_add", self.K_PARAL: "parallel_add"}.get(self._kind)
+        kind = KIND_NAMES[self._kind]
+        return f"; this one, {kind}, " + (f"has {own}" if own else 'has no sections')
+
     def parallel_add(self, ktype: int | str, flags: int = 0, core_limit: int = 0) -> None:
         """Opens the next independent part of a `parallel` kernel. Parts run one after the other, each on
         all threads or, with a `core_limit` from 1 on, on at most that many; no bit of a result depends on it.
         """
         if self._kind != self.K_PARAL:
-            raise StateError("parallel_add belongs to kernels of type parallel")
+            raise StateError(f"parallel_add belongs to kernels of type parallel{self._own_sections()}")
         cores = integer("parallel_add", "core_limit", core_limit)
         if cores < 0:
             raise ArgumentError(f"parallel_add: core_limit is 0 or a number of cores, not {core_limit!r}")
@@ -580,7 +585,7 @@ class Kernel(ops.Operations):
     def seq_add(self, ktype: int | str, flags: int = 0) -> None:
         """Opens the next stage of a `seq` kernel, the first included."""
         if self._kind != self.K_SEQ:
-            raise StateError("seq_add belongs to kernels of type seq")
+            raise StateError(f"seq_add belongs to kernels of type seq{self._own_sections()}")
         self._section("seq_add", ktype, flags)
 
     def p_next(self) -> None:

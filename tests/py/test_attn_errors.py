@@ -207,6 +207,22 @@ def test_case_K14():
     )
 
 
+def test_head_dims_have_two_ends():
+    for d, d2 in ((0, 4), (1025, 4), (4, 1025)):
+        text = f"1 to 1024, that of value 0 to 1024, but got {d} and {d2}"
+        assert forward([zeros(1, 2, 8, d), zeros(1, 2, 8, d), zeros(1, 2, 8, d2)]) == (
+            f"the head dim of query and key is {text}"
+        )
+
+
+def test_swapped_bytes_say_how_to_turn_them():
+    swapped = [x.astype(">f4") for x in bnsd()]
+    assert forward(swapped) == (
+        "query: expected a dtype of DVM, given >f4, in the byte order of another machine: "
+        "pass x.astype(x.dtype.newbyteorder('='))"
+    )
+
+
 def test_case_K15():
     q, k, v = bnsd()
     assert forward([zeros(1, 2, 8, 64), zeros(1, 2, 8, 32), v]) == (

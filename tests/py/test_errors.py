@@ -91,6 +91,25 @@ def test_argument_counts():
         f(X)
 
 
+@pytest.mark.parametrize(
+    "out", [np.zeros(4), np.zeros(4, ">f4"), np.zeros(4, np.complex64), [0.0] * 4]
+)
+def test_hints_about_outputs_make_no_copy(out):
+    """Results in a converted copy would be lost."""
+    with pytest.raises(dvm.Error, match="pass memory of dtype float32, not a copy") as e:
+        add.run(X, X, out)
+    assert "astype" not in str(e.value) and "asarray" not in str(e.value)
+
+
+def test_sections_of_another_kind():
+    with pytest.raises(dvm.StateError, match="this one, seq, has seq_add"):
+        dvm.PyKernel("seq").parallel_add("vector")
+    with pytest.raises(dvm.StateError, match="this one, parallel, has parallel_add"):
+        dvm.PyKernel("parallel").seq_add("vector")
+    with pytest.raises(dvm.StateError, match="this one, split, has no sections"):
+        dvm.PyKernel("split").seq_add("vector")
+
+
 def test_argument_dtypes():
     with pytest.raises(dvm.DTypeError, match="input 1: expected f32, given f64"):
         add(X, np.zeros(4))

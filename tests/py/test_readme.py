@@ -1,4 +1,4 @@
-"""The examples of the README run."""
+"""The examples of the README and of docs/kernels.md run."""
 
 import os
 import re
@@ -29,6 +29,12 @@ def test_python(capsys):
     (text,) = (b for b in blocks("python") if "import dvm" in b)
     exec(compile(text, "README.md", "exec"), {})
     assert "Exp" in capsys.readouterr().out
+
+
+def test_the_page_on_kernels(capsys):
+    (text,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs/kernels.md").read_text(), re.S)
+    exec(compile(text, "docs/kernels.md", "exec"), {})
+    assert "gemm, a product" in capsys.readouterr().out
 
 
 def test_every_test_that_the_documentation_names_exists():

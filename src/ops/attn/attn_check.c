@@ -230,8 +230,10 @@ static dvm_status check_heads(const dvm_attn *c, enum layout l, struct attn *s) 
         DVM_FAIL(SHAPE, "query heads (%lld) must be a multiple of key heads (%lld)",
                  (long long)s->nq, (long long)s->nkv);
     if (s->d < 1 || s->d2 < 0 || s->d > ATTN_MAX_D || s->d2 > ATTN_MAX_D)
-        DVM_FAIL(LIMIT, "head dims of key and value are at most %d, but got %lld and %lld",
-                 (int)ATTN_MAX_D, (long long)s->d, (long long)s->d2);
+        DVM_FAIL(LIMIT,
+                 "the head dim of query and key is 1 to %d, that of value 0 to %d, but got %lld "
+                 "and %lld",
+                 (int)ATTN_MAX_D, (int)ATTN_MAX_D, (long long)s->d, (long long)s->d2);
     s->group = s->nq / s->nkv;
     return DVM_OK;
 }
