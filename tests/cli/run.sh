@@ -21,3 +21,9 @@ dvm run g.dvm any.dvm --shape x=3 --fill 1 --no-time 2>&1
 echo "exit $?"
 dvm run g.dvm nowhere.dvm g.dvm --no-time 2>&1 | grep -c '^kernel'
 dvm explain g.dvm g.dvm | grep '^#'
+# leading zeros mean nothing, and an integer beyond 64 bits is a float, to the kernel and to what judges it
+for n in 012 09 00x0 0x0C 00000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000012 \
+    18446744073709551616 1000000000000000000000000000000; do
+    printf 'kernel vector (x: f32[04]) {\n  %%a = mul %%x, %s\n  store %%a\n}\n' $n >n.dvm
+    dvm run n.dvm --fill 1 --no-time --print --check 2>&1 | grep -e '^  \[' -e check -e dvm:
+done

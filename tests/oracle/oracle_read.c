@@ -4,6 +4,7 @@
 #include "oracle_int.h"
 
 #include <ctype.h>
+#include <errno.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -123,6 +124,7 @@ static bool number(struct parse *s, bool *is_int, uint64_t *i, double *f) {
     blank(s);
     if (s->p == s->end || !isdigit((unsigned char)*s->p)) return false;
     bool hex = s->end - s->p > 1 && s->p[0] == '0' && (s->p[1] | 32) == 'x';
+    while (s->end - s->p > 1 && s->p[0] == '0' && isdigit((unsigned char)s->p[1])) s->p++;
     while (s->p < s->end && n + 1 < sizeof buf) {
         bool sign = (*s->p == '+' || *s->p == '-') && n && (buf[n - 1] | 32) == (hex ? 'p' : 'e');
         if (!in_name(*s->p) && !sign) break;
@@ -130,8 +132,10 @@ static bool number(struct parse *s, bool *is_int, uint64_t *i, double *f) {
     }
     buf[n] = 0;
     *is_int = !strchr(buf, '.') && (hex ? !strpbrk(buf, "pP") : !strpbrk(buf, "eE"));
-    *i = *is_int ? strtoull(buf, NULL, 0) : 0;
-    *f = *is_int ? (double)*i : strtod(buf, NULL);
+    errno = 0;
+    *i = *is_int ? strtoull(buf, NULL, hex ? 16 : 10) : 0; /* a leading 0 is not octal */
+    *is_int = *is_int && errno != ERANGE;
+    *f = strtod(buf, NULL);
     return true;
 }
 
