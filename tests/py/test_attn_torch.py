@@ -227,3 +227,12 @@ def test_stand_in_for_torch_npu():
     with pytest.raises(AttributeError, match="stands in for torch_npu"):
         _ = torch_npu.npu_rms_norm
     assert torch_npu is dvm.compat.torch_npu
+
+
+def test_second_derivatives_are_refused():
+    """They would lack what runs through the attention, in a sum that has other parts."""
+    x = torch.randn(1, 2, 9, 8, requires_grad=True)
+    out = dvm.ops.npu_fusion_attention(x, x, x, 2, "BNSD")[0]
+    (g,) = torch.autograd.grad(out.sum(), x, create_graph=True)
+    with pytest.raises(NotImplementedError, match="no gradients of their own"):
+        (g.pow(2).sum() + x.sum()).backward()

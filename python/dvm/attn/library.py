@@ -186,7 +186,16 @@ def _backward(ctx: Any, dy: Tensor | None, *_: Any) -> tuple[Any, ...]:
     )
 
 
+def _twice(ctx: Any, *_: Any) -> tuple[Any, ...]:
+    """Without it torch leaves this part of a second derivative out, with a warning at most."""
+    raise NotImplementedError(
+        "the gradients of dvm's attention have no gradients of their own: for second derivatives "
+        "compute it with torch (softmax and products), or detach() the gradients"
+    )
+
+
 torch.library.register_autograd("dvm::attention", _backward, setup_context=_setup, lib=lib)
+torch.library.register_autograd("dvm::attention_grad", _twice, lib=lib)
 
 
 # ------------------------------------------------------------------------- by torch_npu's arguments
