@@ -236,3 +236,12 @@ def test_second_derivatives_are_refused():
     (g,) = torch.autograd.grad(out.sum(), x, create_graph=True)
     with pytest.raises(NotImplementedError, match="no gradients of their own"):
         (g.pow(2).sum() + x.sum()).backward()
+
+
+def test_statistics_have_no_gradients():
+    """They say so, and do not let a backward through them end without gradients."""
+    x = torch.randn(1, 2, 9, 8, requires_grad=True)
+    out, top, total = dvm.ops.npu_fusion_attention(x, x, x, 2, "BNSD")[:3]
+    assert out.requires_grad and not top.requires_grad and not total.requires_grad
+    with pytest.raises(RuntimeError, match="does not require grad"):
+        top.sum().backward()

@@ -161,6 +161,7 @@ def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> Non
     ctx.has = (pse is not None, sink is not None)
     ctx.set_materialize_grads(False)
     ctx.save_for_backward(query, key, value, pse, atten_mask, sink, rng, *output)
+    ctx.mark_non_differentiable(*output[1:])  # _backward has no formula for the statistics
 
 
 def _backward(ctx: Any, dy: Tensor | None, *_: Any) -> tuple[Any, ...]:
