@@ -440,7 +440,7 @@ def test_large_values_that_are_gone_before_results_are_made():
         return [(x.mean(1) + s)[:, None] @ w[:1] + i for i in range(4)]
 
     x, w = torch.randn(64, 64), torch.randn(64, 64)
-    low = lowered(f, x, w)
+    low = lowered(f, x, w, products="none")  # else z is in the arena where kernels multiply
     for _ in range(4):
         x = torch.randn(64, 64)
         for got, want in zip(low(x, w), f(x, w), strict=True):
