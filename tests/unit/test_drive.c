@@ -513,6 +513,16 @@ static void sums_are_sums(void **state) {
     }
 }
 
+/* From here on plans run as machine code; returns the device to go back to. */
+static struct dvm_dev with_machine_code(void) {
+    struct dvm_dev keep = dev, cpu;
+    if (dvm_dev_cpu(NULL, &cpu) != DVM_OK || dvm_dev_jit(cpu.isa, &dev) != DVM_OK) {
+        dev = keep;
+        skip_because("no machine code here");
+    }
+    return keep;
+}
+
 /* Code that goes from box to box by itself, with a factor of its own for each box; boxes of the last outer axis only. */
 static void boxes(void **state) {
     static const int64_t cases[][5] = {{7, 2, 3, 16, 64},
@@ -520,12 +530,8 @@ static void boxes(void **state) {
                                        {2, 1, 9, 1, 130},
                                        {4, 4, 4, 20, 200},
                                        {2, 2, 2, 0, 5}};
-    struct dvm_dev keep = dev, cpu;
+    struct dvm_dev keep = with_machine_code();
     (void)state;
-    if (dvm_dev_cpu(NULL, &cpu) != DVM_OK || dvm_dev_jit(cpu.isa, &dev) != DVM_OK) {
-        dev = keep;
-        skip_because("no machine code here");
-    }
     for (size_t i = 0; i < DVM_COUNT(cases); i++) {
         struct setup t;
         begin(&t, DVM_MODE_COL, 1, 5, cases[i], 256);
@@ -553,12 +559,8 @@ static void boxes(void **state) {
 static void boxes_of_two_phases(void **state) {
     static const int64_t cases[][5] = {{7, 2, 3, 16, 64},  {1, 1, 150, 5, 7}, {2, 1, 9, 1, 130},
                                        {4, 4, 4, 20, 200}, {3, 1, 70, 64, 1}, {1, 2, 40, 64, 64}};
-    struct dvm_dev keep = dev, cpu;
+    struct dvm_dev keep = with_machine_code();
     (void)state;
-    if (dvm_dev_cpu(NULL, &cpu) != DVM_OK || dvm_dev_jit(cpu.isa, &dev) != DVM_OK) {
-        dev = keep;
-        skip_because("no machine code here");
-    }
     for (size_t i = 0; i < DVM_COUNT(cases); i++) {
         const int64_t boxes = cases[i][0] * cases[i][1] * cases[i][2], n = cases[i][4];
         struct setup t;

@@ -743,6 +743,25 @@ static void divide_program(struct prog *p, int op, int dtype, int way) {
     add(p, DVM_BC_STORE, type, c, add(p, op, type, x, y, 0), 0);
 }
 
+/* Runs a program of one row of n elements by the code of a level; below lowest() by the reference. */
+static void run_at(struct prog *p, int isa, const struct dvm_opnd_arg *opnd, int64_t n) {
+    struct dvm_code *code;
+    bool by_ref = isa < (int)lowest();
+    if (by_ref)
+        assert_int_equal(ref.compile(&ref, &mem, &p->s, &code), DVM_OK);
+    else
+        assert_int_equal(dvm_jit_compile(&mem, &p->s, isa, &code), DVM_OK);
+    size_t room = (code->scratch + 127) & ~(size_t)63;
+    struct dvm_strip_args a = {.opnd = opnd, .m = 1, .n = n, .scratch = aligned_alloc(64, room)};
+    memset(a.scratch, 0xcd, room);
+    code->run(code, &a);
+    free(a.scratch);
+    if (by_ref)
+        ref.destroy(&ref, &mem, code);
+    else
+        dvm_jit_destroy(&mem, code);
+}
+
 /* Every division at every level gives what the reference gives. */
 static void test_divisions(void **state) {
     (void)state;
@@ -766,30 +785,16 @@ static void test_divisions(void **state) {
         }
         divide_program(&p, op, dtype, way);
         for (int isa = (int)lowest() - 1; isa <= (int)best(); isa++) {
-            struct dvm_code *code;
             bool first = isa < (int)lowest();
             struct dvm_opnd_arg opnd[] = {{.ptr = (char *)in[0], .cs = e},
                                           {.ptr = (char *)in[1], .cs = way == 1 ? 0 : e},
                                           {.ptr = (char *)out[!first], .cs = e}};
-            if (first)
-                assert_int_equal(ref.compile(&ref, &mem, &p.s, &code), DVM_OK);
-            else
-                assert_int_equal(dvm_jit_compile(&mem, &p.s, isa, &code), DVM_OK);
-            size_t room = (code->scratch + 127) & ~(size_t)63;
-            struct dvm_strip_args a = {
-                .opnd = opnd, .m = 1, .n = n, .scratch = aligned_alloc(64, room)};
-            memset(a.scratch, 0xcd, room);
             memset(out[!first], 0x55, sizeof out[0]);
-            code->run(code, &a);
+            run_at(&p, isa, opnd, n);
             for (int64_t i = 0; i < n && !first; i++)
                 if (!same(dtype, (char *)out[0] + i * e, (char *)out[1] + i * e))
                     fail_msg("op %d dtype %d way %d kind %d level %d: element %d", op, dtype, way,
                              kind, isa, (int)i);
-            free(a.scratch);
-            if (first)
-                ref.destroy(&ref, &mem, code);
-            else
-                dvm_jit_destroy(&mem, code);
         }
     }
 }
@@ -818,25 +823,12 @@ static void test_powers(void **state) {
             memcpy((char *)in + i * e, &w, (size_t)e);
         }
         for (int isa = (int)lowest() - 1; isa <= (int)best(); isa++) {
-            struct dvm_code *code;
             bool first = isa < (int)lowest();
             struct dvm_opnd_arg opnd[] = {{.ptr = (char *)in, .cs = e},
                                           {.ptr = (char *)out[!first], .cs = e}};
-            if (first)
-                assert_int_equal(ref.compile(&ref, &mem, &p.s, &code), DVM_OK);
-            else
-                assert_int_equal(dvm_jit_compile(&mem, &p.s, isa, &code), DVM_OK);
-            size_t room = (code->scratch + 127) & ~(size_t)63;
-            struct dvm_strip_args args = {
-                .opnd = opnd, .m = 1, .n = n, .scratch = aligned_alloc(64, room)};
             memset(out[!first], 0x55, sizeof out[0]);
-            code->run(code, &args);
+            run_at(&p, isa, opnd, n);
             if (!first) assert_memory_equal(out[0], out[1], sizeof out[0]);
-            free(args.scratch);
-            if (first)
-                ref.destroy(&ref, &mem, code);
-            else
-                dvm_jit_destroy(&mem, code);
         }
     }
 }
