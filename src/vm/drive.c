@@ -200,7 +200,7 @@ static int64_t batch_of(const struct dvm_job *j) {
         bool fold = f->pass == DVM_MODE_COL && j->l->plan->code[f->strip]->boxes;
         if (f->kind != DVM_PHASE_VEC && !fold) return 1;
     }
-    return DVM_MAX(DVM_MIN(MOST, BYTES / (int64_t)DVM_MAX(pad(k->scratch), 64)), 1);
+    return DVM_MAX(DVM_MIN(MOST, BYTES / DVM_MAX(dvm_scratch_step(k), 64)), 1);
 }
 
 /* Vectors per fold while a column block is folded: the levels of its counter, the group being folded
@@ -229,7 +229,7 @@ static size_t lay_slot(const struct dvm_job *j, const struct needs *n, char *bas
     s->box = base ? s->opnd + n->nopnd : NULL;
     s->param = (uint64_t *)carve(base, &at, (size_t)n->all_params * sizeof *s->param);
     s->code_scratch = carve(base, &at, n->code);
-    size_t buffers = pad(j->s.k->scratch) * (size_t)DVM_MAX(j->batch, 1);
+    size_t buffers = (size_t)(dvm_scratch_step(j->s.k) * DVM_MAX(j->batch, 1));
     s->scratch = carve(base, &at, j->nchunk > 1 ? 0 : buffers);
     s->tree = (struct dvm_vtree *)carve(base, &at, (size_t)n->nfold * sizeof *s->tree);
     s->vec = carve(base, &at, n->part * (size_t)j->nvec);

@@ -8,8 +8,9 @@
 enum { SIGN = INT32_MIN, SIZE = INT32_MAX, ONE = 0x3f800000, HALF = 0x3f000000, INF = 0x7f800000 };
 enum { MOST_QUOTIENT = 0x4d800000 }; /* 2^28 */
 
-/* Quotients below 2^28 (65536 of them: 347 us as calls, 82 so): in f64 they have the right whole part, since they are integers or at least 2^-24 away from one;
- * the product with y has 52 bits, and what remains is an f32: nothing is rounded. A zero has the sign of x, too. */
+/* Quotients below 2^28 (65536 of them: 347 us as calls, 82 so): in f64 they have the right whole part, since they are
+ * integers or at least 2^-24 away from one; the product with y has 52 bits, and what remains is an f32: nothing is rounded.
+ * A zero has the sign of x, too. */
 static dvm_vid near_fmod(struct dvm_jb *b, dvm_vid x, dvm_vid y) {
     dvm_vid half[2];
     for (int k = 0; k < 2; k++) {
